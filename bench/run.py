@@ -1,0 +1,137 @@
+"""Runs the benchmarks and stores their figures: ``make bench``.
+
+Each benchmark is a script beside this one that prints one JSON object. All of them compare within one run, so the figures
+that count are ratios; rates are kept beside them with the machine they were measured on.
+
+    bench/NAME.py --JSON--> docs/results/NAME.json + machine, versions, date, command
+                            docs/results/README.md   a table of all stored results
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "docs" / "results"
+BENCHMARKS = ("stream", "training", "checkpoint")
+PACKAGES = ("headway", "torch", "numpy", "transformers", "safetensors", "tokenizers", "xxhash")
+RATIO_WORDS = ("share", "ratio", "over", "fraction", "times", "vs")
+"""A figure whose name holds one of these words is a ratio: it goes into the table."""
+
+
+def versions() -> dict[str, str]:
+    found = {"python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def cpu_model() -> str:
+    """Name of the processor as the kernel gives it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor() or "unknown"
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown")
+
+
+def machine() -> dict[str, Any]:
+    """What the figures depend on, apart from the code."""
+    return {
+        "cpu": cpu_model(),
+        "cores": len(os.sched_getaffinity(0)),
+        "system": f"{platform.system()} {platform.machine()}",
+        "load_before": os.getloadavg()[0],
+    }
+
+
+def measure(name: str, arguments: list[str]) -> dict[str, Any]:
+    """Run one benchmark in a process of its own."""
+    command = [sys.executable, str(Path(__file__).with_name(f"{name}.py")), *arguments]
+    before = machine()
+    print(f"{name}: running ...", file=sys.stderr, flush=True)
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False, cwd=ROOT)
+    if done.returncode != 0:
+        raise SystemExit(f"bench/{name}.py failed with exit code {done.returncode}")
+    return {
+        "kind": "benchmark",
+        "schema_version": 1,
+        "name": name,
+        "date": datetime.now(UTC).date().isoformat(),
+        "command": " ".join(["python", f"bench/{name}.py", *arguments]),
+        "machine": before,
+        "versions": versions(),
+        "figures": json.loads(done.stdout),
+    }
+
+
+def ratios(figures: Any, path: str = "") -> list[tuple[str, float]]:
+    """Every number whose name says that it is a ratio, with its path."""
+    if isinstance(figures, dict):
+        return [found for key, value in figures.items() for found in ratios(value, f"{path}.{key}" if path else key)]
+    if isinstance(figures, list):
+        return [found for index, value in enumerate(figures) for found in ratios(value, f"{path}.{label(value, index)}")]
+    words = path.rpartition(".")[2].split("_")
+    is_ratio = isinstance(figures, int | float) and not isinstance(figures, bool) and any(word in RATIO_WORDS for word in words)
+    return [(path, float(figures))] if is_ratio else []
+
+
+def label(value: Any, index: int) -> str:
+    """What a list's element calls itself."""
+    return str(value.get("name") or value.get("shape") or index) if isinstance(value, dict) else str(index)
+
+
+def page(results: list[dict[str, Any]]) -> str:
+    """The table of all results."""
+    lines = [
+        "# Measured figures",
+        "",
+        "Ratios within one run; `make bench` measures them anew. Rates stand in the JSON files.",
+        "",
+    ]
+    for result in results:
+        here = result["machine"]
+        lines += [
+            f"## {result['name']}",
+            "",
+            f"`{result['command']}`, {result['date']}, {here['cores']} cores of {here['cpu']}.",
+            "",
+        ]
+        if here["load_before"] > here["cores"] / 2:
+            lines += [f"**Measured on a busy machine** (load {here['load_before']:.1f} before the start): measure again.", ""]
+        lines += ["| figure | ratio |", "|---|---:|"]
+        lines += [f"| {path.replace('_', ' ')} | {value:.4g} |" for path, value in ratios(result["figures"])]
+        used = ", ".join(f"{package} {number}" for package, number in result["versions"].items())
+        lines += ["", f"With {used}. All figures: [{result['name']}.json]({result['name']}.json).", ""]
+    return "\n".join(lines)
+
+
+def main(arguments: list[str]) -> None:
+    parser = argparse.ArgumentParser(description="Run the benchmarks and store their figures under docs/results/.")
+    parser.add_argument("names", nargs="*", choices=[*BENCHMARKS, []], help="which ones; default: all")
+    asked = parser.parse_args(arguments)
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    for name in asked.names or BENCHMARKS:
+        result = measure(name, [])
+        (RESULTS / f"{name}.json").write_text(json.dumps(result, indent=1) + "\n")
+        for path, value in ratios(result["figures"]):
+            print(f"  {path.replace('_', ' ')}: {value:.4g}")
+    stored = [json.loads(path.read_text()) for name in BENCHMARKS if (path := RESULTS / f"{name}.json").exists()]
+    (RESULTS / "README.md").write_text(page(stored))
+    print(f"stored under {RESULTS.relative_to(ROOT)}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

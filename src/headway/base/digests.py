@@ -1,0 +1,36 @@
+"""Canonical JSON and the digests of descriptions (bulk data is hashed by xxh3 in ``store`` and ``data``).
+
+Identity is content: two descriptions are the same when their canonical bytes are.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+
+def canonical_json(value: Any) -> bytes:
+    """Sorted keys, no spaces, shortest round-trip floats, no NaN: the same value gives the same bytes anywhere."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
+
+
+def digest_bytes(data: bytes) -> str:
+    """sha256 as ``"sha256:<hex>"``."""
+    return "sha256:" + hashlib.sha256(data).hexdigest()
+
+
+def digest_json(value: Any) -> str:
+    """Digest of the canonical JSON of ``value``."""
+    return digest_bytes(canonical_json(value))
+
+
+def digest_file(path: Path) -> str:
+    """sha256 of a (small) file's bytes."""
+    return digest_bytes(path.read_bytes())
+
+
+def short(digest: str) -> str:
+    """The first 12 hex digits, for people."""
+    return digest.rpartition(":")[2][:12]

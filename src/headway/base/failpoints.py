@@ -1,0 +1,140 @@
+"""Named failpoints: the places where a fault can be injected, in drills only.
+
+A failpoint acts only when ``arm`` loaded its plan from the ``drill.json`` of a run directory that was created as a drill
+(``"drill": true`` in its ``run.json``). Nothing else arms one: no environment variable, no flag, and a ``drill.json``
+that turns up in a production run is refused aloud. A fault that fires is written to ``drill-fired.jsonl`` before it
+acts, so that it fires once and not again after the restart.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from headway.base.errors import ConfigError
+from headway.base.files import read_json
+from headway.base.records import RecordWriter, read_records
+
+SAVE_POINTS = (
+    "save.begin",
+    "save.data_partial",
+    "save.data_written",
+    "save.data_renamed",
+    "save.receipt_written",
+    "save.manifest_partial",
+    "save.manifest_renamed",
+    "save.committed",
+)
+"""Every stage of a save, in order. Fault tests enumerate this tuple."""
+
+STEP_POINTS = ("step.begin", "step.gradients", "step.updated", "step.recorded")
+"""Every stage of a step, in order."""
+
+ALL = SAVE_POINTS + STEP_POINTS
+ACTIONS = ("kill", "disk_full", "io_error", "raise", "hang", "terminate")
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What happens where: ``action`` at failpoint ``point``, in step ``step`` (None: at the first pass)."""
+
+    point: str
+    action: str
+    step: int | None = None
+
+    def key(self) -> str:
+        return f"{self.point}/{self.action}/{self.step}"
+
+
+_armed: list[Fault] = []
+_fired: RecordWriter | None = None
+
+
+def drill_file(run_directory: Path) -> Path:
+    return run_directory / "drill.json"
+
+
+def is_drill(run_directory: Path) -> bool:
+    """Whether this run was created as a drill."""
+    run_file = run_directory / "run.json"
+    return run_file.exists() and read_json(run_file, "run description").get("drill") is True
+
+
+def parse_faults(entries: list[dict]) -> list[Fault]:
+    """Check a list of {point, action, step} and name the nearest way out for each unknown word."""
+    faults = []
+    for entry in entries:
+        fault = Fault(entry.get("point", ""), entry.get("action", "kill"), entry.get("step"))
+        if fault.point not in ALL:
+            raise ConfigError(f"unknown failpoint {fault.point!r}", f"known: {', '.join(ALL)}")
+        if fault.action not in ACTIONS:
+            raise ConfigError(f"unknown fault {fault.action!r}", f"known: {', '.join(ACTIONS)}")
+        faults.append(fault)
+    return faults
+
+
+def guard(run_directory: Path) -> None:
+    """Refuse faults in a production run."""
+    if drill_file(run_directory).exists() and not is_drill(run_directory):
+        raise ConfigError(
+            f"{drill_file(run_directory)} asks for faults in a run that is not a drill",
+            "faults act only in runs that were created as drills",
+            "delete that file, or create a new run with --drill",
+        )
+
+
+def arm(run_directory: Path) -> list[Fault]:
+    """Load the faults of a drill that have not fired yet; a production run has none."""
+    global _fired
+    disarm()
+    guard(run_directory)
+    if not is_drill(run_directory):
+        return []
+    log = run_directory / "drill-fired.jsonl"
+    gone = {record["fault"] for record in read_records(log).records}
+    faults = parse_faults(read_json(drill_file(run_directory), "drill plan").get("faults", []))
+    _armed.extend(fault for fault in faults if fault.key() not in gone)
+    if _armed:
+        _fired = RecordWriter(log, durable=True)
+    return list(_armed)
+
+
+def disarm() -> None:
+    global _fired
+    _armed.clear()
+    if _fired is not None:
+        _fired.close()
+        _fired = None
+
+
+def hit(point: str, step: int) -> None:
+    """Pass the failpoint ``point`` in step ``step``; costs one truth test when nothing is armed."""
+    if not _armed:
+        return
+    assert point in ALL, point
+    for fault in list(_armed):
+        if fault.point == point and fault.step in (None, step):
+            _armed.remove(fault)
+            assert _fired is not None
+            _fired.append({"fault": fault.key(), "step": step})
+            _act(fault)
+
+
+def _act(fault: Fault) -> None:
+    if fault.action == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(60)  # the signal is asynchronous: never run on past it
+    if fault.action == "terminate":
+        os.kill(os.getpid(), signal.SIGTERM)
+    if fault.action == "hang":
+        os.kill(os.getpid(), signal.SIGSTOP)
+    if fault.action == "disk_full":
+        raise OSError(errno.ENOSPC, "No space left on device (drill)")
+    if fault.action == "io_error":
+        raise OSError(errno.EIO, "Input/output error (drill)")
+    if fault.action == "raise":
+        raise RuntimeError(f"drill: fault at {fault.point}")

@@ -1,0 +1,1 @@
+"""Tensors <-> store: rectangles, save, load, digest."""

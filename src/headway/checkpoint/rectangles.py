@@ -1,0 +1,66 @@
+"""Which rectangles of the logical tensors a rank writes: computed locally, without a collective.
+
+    plain tensor     the same on all ranks: one of them writes it, by a hash of its name
+    DTensor          Shard axes give the offset; over Replicate axes the copies are equal and one of them writes
+
+The owner among equal copies follows from a hash of (name, offset), so the load spreads and nobody has to ask.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import xxhash
+
+from headway.base.errors import RunError
+from headway.checkpoint.tensors import bytes_view, dtype_name
+from headway.store.rectangle import Rectangle
+
+
+def local_rectangles(tensors: dict[str, torch.Tensor], rank: int = 0, world: int = 1) -> list[Rectangle]:
+    """The rectangles that this rank writes. Views of the tensors' memory where they are on the CPU."""
+    return [r for name in sorted(tensors) for r in _of_tensor(name, tensors[name], rank, world)]
+
+
+def _of_tensor(name: str, tensor: torch.Tensor, rank: int, world: int) -> list[Rectangle]:
+    if not hasattr(tensor, "device_mesh"):
+        offset = (0,) * tensor.ndim
+        return [_rectangle(name, tensor, tuple(tensor.shape), offset)] if owner(name, offset, world) == rank else []
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+    mesh, placements = tensor.device_mesh, tensor.placements  # type: ignore[attr-defined]
+    if any(p.is_partial() for p in placements):
+        raise RunError(f"{name} holds unreduced partial sums", "only reduced tensors are state", "reduce it before saving")
+    shape, offset = compute_local_shape_and_global_offset(tensor.shape, mesh, placements)
+    nothing = math.prod(shape) == 0 and tensor.numel() > 0  # fewer rows than ranks
+    if nothing or not _owns_copy(name, offset, mesh, placements):
+        return []
+    local = tensor.to_local()  # type: ignore[attr-defined]
+    return [_rectangle(name, local, tuple(tensor.shape), tuple(offset))]
+
+
+def owner(name: str, offset: tuple[int, ...], copies: int) -> int:
+    """Which of ``copies`` equal copies is written."""
+    return xxhash.xxh3_64_intdigest(f"{name}@{offset}".encode()) % copies
+
+
+def _owns_copy(name: str, offset: tuple[int, ...], mesh: object, placements: tuple) -> bool:
+    """Number the equal copies by the coordinates on the replicated axes; is the chosen one here?"""
+    index, copies = 0, 1
+    for axis, placement in enumerate(placements):
+        if placement.is_replicate():
+            index = index * mesh.size(axis) + mesh.get_local_rank(axis)  # type: ignore[attr-defined]
+            copies *= mesh.size(axis)  # type: ignore[attr-defined]
+    return owner(name, tuple(offset), copies) == index
+
+
+def _rectangle(name: str, local: torch.Tensor, global_shape: tuple[int, ...], offset: tuple[int, ...]) -> Rectangle:
+    return Rectangle(
+        name=name,
+        dtype=dtype_name(name, local.dtype),
+        global_shape=global_shape,
+        offset=offset,
+        shape=tuple(local.shape),
+        data=bytes_view(local),
+    )

@@ -1,0 +1,105 @@
+"""``headway data build RECIPE``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+from cyclopts import Parameter
+
+from headway.cli.options import Json, Overrides, RecipeArgument
+
+
+def build(
+    recipe: RecipeArgument,
+    /,
+    *,
+    out: Annotated[
+        Path | None, Parameter(metavar="DIR", help="Where to write. Default: data/NAME, with the recipe's name.")
+    ] = None,
+    overrides: Overrides = None,
+    json: Json = False,
+) -> None:
+    """Train the tokenizer and write the token shards that a recipe names.
+
+    What was built is described by a manifest; its digest becomes part of the run's identity.
+    """
+    from headway.cli.describe import default_data, describe
+    from headway.cli.output import print_json
+    from headway.data.build import build_data
+
+    description = describe(recipe, overrides, None)
+    directory = out or default_data(description)
+    manifest = build_data(description.loaded, directory, progress=None if json else tell)
+    if json:
+        print_json(facts(manifest, directory))
+    else:
+        show(manifest, directory)
+
+
+def tell(what: str, facts: dict[str, Any]) -> None:
+    """One line per stage of the build; progress within a stage is left out."""
+    from headway.base.digests import short
+    from headway.cli.output import say
+
+    lines = {
+        "documents": lambda: f"- {facts['source']}: {facts['documents']:,} documents",
+        "tokenizer": lambda: f"- tokenizer: {facts['vocabulary']:,} entries, digest {short(facts['digest'])}",
+        "reused": lambda: "- the same data was built here before: verified and used again",
+    }
+    if what in lines:
+        say(lines[what]())
+
+
+def facts(manifest: Any, directory: Path) -> dict[str, Any]:
+    """The manifest without its long lists, with the digests."""
+    sources = [
+        {
+            "name": source.name,
+            "documents": source.documents,
+            "bytes": source.bytes,
+            "tokens": source.tokens,
+            "held_out_tokens": source.held_out.tokens if source.held_out else 0,
+            "target_share": source.target_share,
+            "chunk_tokens": source.chunk_tokens,
+            "dropped": source.dropped,
+            "licence": source.licence,
+            "digest": source.digest,
+        }
+        for source in manifest.sources
+    ]
+    tokenizer = {"vocabulary": manifest.tokenizer.vocabulary, "digest": manifest.tokenizer.digest}
+    known = {
+        "kind": "data",
+        "schema_version": 1,
+        "directory": str(directory),
+        "digest": manifest.digest(),
+        "dtype": manifest.dtype,
+    }
+    return known | {"tokenizer": tokenizer, "sources": sources}
+
+
+def show(manifest: Any, directory: Path) -> None:
+    """What was built, as a table with its digests."""
+    from headway.base.digests import short
+    from headway.base.units import format_bytes
+    from headway.cli.output import say, table
+
+    rows = [
+        [
+            s.name,
+            f"{s.documents:,}",
+            format_bytes(s.bytes),
+            f"{s.tokens:,}",
+            f"{s.held_out.tokens if s.held_out else 0:,}",
+            short(s.digest),
+            s.licence,
+        ]
+        for s in manifest.sources
+    ]
+    say()
+    for line in table(["source", "documents", "text", "tokens", "held out", "digest", "licence"], rows, left=(0, 5, 6)):
+        say(line)
+    say()
+    say(f"tokenizer  {manifest.tokenizer.vocabulary:,} entries, digest {short(manifest.tokenizer.digest)}")
+    say(f"data       {directory}, digest {short(manifest.digest())}")

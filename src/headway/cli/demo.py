@@ -1,0 +1,241 @@
+"""``headway demo``: the whole story of a run in a few minutes, and a proof at its end.
+
+    plan -> data -> train, killed in step k -> restart from the last checkpoint -> the end -> proof -> samples -> report
+
+The kill is real: SIGKILL, in a step drawn at random when the demo starts and announced before training. The proof is what
+the records hold: every step that was executed twice left the same digest of weights and moments both times.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+from cyclopts import Parameter
+
+from headway.base.errors import EXIT_OK, ConfigError, RunError
+
+PRESET = "demo"
+EARLIEST, LATEST = 0.35, 0.75  # share of the run in which the kill may fall
+INTERRUPTED = 130
+
+
+def demo(
+    *,
+    out: Annotated[
+        Path | None, Parameter(metavar="DIR", help="Where to write. Default: headway-demo, with -2, -3, ... where it is taken.")
+    ] = None,
+    twin: Annotated[
+        bool, Parameter(negative="", help="Also train the run once without a kill, and compare the final states.")
+    ] = False,
+    kill_at: Annotated[int | None, Parameter(metavar="STEP", help="The step to be killed in. Default: drawn at random.")] = None,
+    json: Annotated[
+        bool, Parameter(name="--json", negative="", help="Print the result as JSON; the course of things goes to stderr.")
+    ] = False,
+) -> int:
+    """Plan, train, kill, resume and report a small real run.
+
+    Trains a small language model on the Python standard library of this machine, in about four minutes on two cores. It
+    needs no network and no GPU. In the middle the trainer is killed with SIGKILL; its supervisor restarts it from the last
+    committed checkpoint, and the end state is exactly that of a run that was never killed. The exit code is 0 only if that
+    is proven.
+    """
+    import contextlib
+    import sys
+
+    from headway.cli.engine import require_engine
+    from headway.cli.output import print_json
+    from headway.cli.run import free_directory
+
+    require_engine()
+    root = out or free_directory(Path("headway-demo"))
+    if root.exists() and any(root.iterdir()):
+        raise ConfigError(
+            f"{root} is not empty", "the demo writes into a directory of its own", "name another with --out, or remove that one"
+        )
+    if not json:
+        return _Demo(root, twin=twin, kill_at=kill_at).play()[0]
+    with contextlib.redirect_stdout(sys.stderr):
+        code, result = _Demo(root, twin=twin, kill_at=kill_at).play()
+    print_json(result)
+    return code
+
+
+@dataclass(frozen=True)
+class _Demo:
+    """The scenes, in order."""
+
+    root: Path
+    twin: bool
+    kill_at: int | None
+
+    def play(self) -> tuple[int, dict[str, Any]]:
+        from headway.base.clocks import SystemClock
+        from headway.cli.describe import describe
+
+        begin = SystemClock().stamp().boot_ns
+        description = describe(PRESET, None, Path(PRESET))
+        plan = self.show_plan(description)
+        manifest = self.build_data(description)
+        run = self.create_run(description, manifest)
+        if self.train(run, "3. Training, with a kill in the middle") != "complete":
+            return INTERRUPTED, {"kind": "demo", "schema_version": 1, "run": str(run.root), "state": "stopped"}
+        twin = self.train_twin(description, manifest) if self.twin else None
+        proof = self.show_proof(run, twin)
+        self.show_samples(run)
+        paths = self.write_report(run)
+        seconds = (SystemClock().stamp().boot_ns - begin) / 1e9
+        return EXIT_OK, self.conclude(run, plan, proof, paths, seconds)
+
+    # -- the scenes
+
+    def show_plan(self, description: Any) -> Any:
+        from headway.cli.output import heading, say
+        from headway.cli.plan import measure, show
+        from headway.plan.plan import make_plan
+        from headway.recipe.resolve import resolve
+
+        heading("1. The plan")
+        say("Measuring this machine with real training steps, about 10 seconds ...")
+        draft = resolve(description.loaded, None)
+        plan = make_plan(draft, description.deployment, measure(draft, description.deployment))
+        say()
+        show(plan)
+        return plan
+
+    def build_data(self, description: Any) -> Any:
+        from headway.cli.data import show, tell
+        from headway.cli.output import heading, say
+        from headway.data.build import build_data
+
+        heading("2. The data")
+        say("Training a tokenizer on the Python standard library, and writing token shards, about 10 seconds ...")
+        manifest = build_data(description.loaded, self.root / "data", progress=tell)
+        show(manifest, self.root / "data")
+        return manifest
+
+    def create_run(self, description: Any, manifest: Any) -> Any:
+        from headway.cli.run import create
+        from headway.data.freeze import freeze
+        from headway.recipe.schedules import Schedule
+
+        total = Schedule(freeze(description.loaded, manifest)).total_steps
+        every = description.deployment.checkpoints.every_steps
+        step = self.kill_at or draw_kill(random.SystemRandom(), total, every)
+        if not 1 <= step <= total:
+            raise ConfigError(f"--kill-at {step}", f"the run has the steps 1 to {total}", f"--kill-at {total // 2}")
+        fault = {"point": "step.gradients", "action": "kill", "step": step}
+        return create(description, self.root / "data", manifest, root=self.root / "run", faults=[fault])
+
+    def train(self, run: Any, title: str) -> str:
+        """Supervise ``run`` with its progress on the screen; returns the state it ended in."""
+        from headway.cli.output import heading, say
+        from headway.cli.run import follow_to_end
+
+        heading(title)
+        for fault in planned_faults(run):
+            say(f"This run will be killed with SIGKILL in step {fault['step']}. Its supervisor knows nothing of that.")
+        outcome = follow_to_end(run)
+        if outcome.state == "stopped":
+            say(f"The demo was stopped. Its run can go on: headway resume {run.root}")
+        return outcome.state
+
+    def train_twin(self, description: Any, manifest: Any) -> Any:
+        from headway.cli.run import create
+
+        twin = create(description, self.root / "data", manifest, root=self.root / "twin", faults=[])
+        return twin if self.train(twin, "The twin: the same run, never killed") == "complete" else None
+
+    def show_proof(self, run: Any, twin: Any) -> dict[str, Any]:
+        from headway.cli.output import heading, say
+        from headway.cli.proof import proof_lines, prove
+
+        heading("4. The proof")
+        proof = prove(run, twin)
+        for line in proof_lines(proof):
+            say(line)
+        if not proof["holds"]:
+            raise RunError(
+                "the resumed run is not the run that was killed",
+                "every step that is done again leaves the same weights and moments, to the bit",
+                f"see the report and the records under {run.root}",
+            )
+        return proof
+
+    def show_samples(self, run: Any) -> None:
+        from headway.cli.output import heading, say
+        from headway.report.facts import gather
+
+        heading("5. What it learned: the same prompts before and after")
+        samples = [sample for sample in gather(run).samples if sample.kept]
+        if not samples:
+            return
+        for before, after in zip(samples[0].texts, samples[-1].texts, strict=True):
+            say(f"{before['prompt']!r}")
+            say(f"   step {samples[0].step:>4}: {one_line(before['text'])}")
+            say(f"   step {samples[-1].step:>4}: {one_line(after['text'])}")
+
+    def write_report(self, run: Any) -> list[str]:
+        from headway.cli.report import pages
+        from headway.report.report import write_report
+
+        return pages(write_report(run, run.report))
+
+    def conclude(self, run: Any, plan: Any, proof: dict[str, Any], paths: list[str], seconds: float) -> dict[str, Any]:
+        from headway.base.units import format_count, format_seconds
+        from headway.cli.output import heading, say
+        from headway.monitor.summary import summarise
+
+        summary = summarise(run)
+        first = first_loss(run)
+        held_out = ", ".join(f"{name} {loss:.3f}" for name, loss in summary.held_out.items())
+        heading("Summary")
+        tokens, trained = format_count(summary.total_tokens), format_seconds(summary.ledger.total_ns / 1e9)
+        say(f"trained    {summary.total_steps} steps, {tokens} tokens, in {trained}")
+        say(f"loss       {first:.3f} at step 1, {summary.loss:.3f} at the end; held out: {held_out}")
+        say(f"killed     in step {proof['killed_in_step']}; went on from step {proof['restored_step']}")
+        say(f"proven     {proof['equal']} steps done twice, equal to the bit")
+        for path in paths:
+            say(f"report     {path}")
+        say(f"all of it  {format_seconds(seconds)}, under {self.root}")
+        result = {
+            "kind": "demo",
+            "schema_version": 1,
+            "run": str(run.root),
+            "state": summary.state,
+            "seconds": seconds,
+            "proof": proof,
+        }
+        return result | {"first_loss": first, "last_loss": summary.loss, "held_out": summary.held_out, "report": paths}
+
+
+def draw_kill(randomness: random.Random, total_steps: int, checkpoint_every_steps: int) -> int:
+    """A step in the middle of the run, and not right after a checkpoint, so that some steps must be done again."""
+    first, last = max(1, round(total_steps * EARLIEST)), max(1, round(total_steps * LATEST))
+    least = max(1, checkpoint_every_steps // 4)
+    steps = [step for step in range(first, last + 1) if (step - 1) % checkpoint_every_steps >= least]
+    return randomness.choice(steps or [first])
+
+
+def planned_faults(run: Any) -> list[dict[str, Any]]:
+    """The faults of a drill; none in a production run."""
+    from headway.base.failpoints import drill_file, is_drill
+    from headway.base.files import read_json
+
+    return read_json(drill_file(run.root), "drill plan")["faults"] if is_drill(run.root) else []
+
+
+def first_loss(run: Any) -> float:
+    """Training loss of the first step."""
+    from headway.report.facts import gather
+
+    steps = gather(run).kept
+    return float(steps.loss[0])
+
+
+def one_line(text: str, width: int = 88) -> str:
+    """A decoded text on one line, cut to fit."""
+    shown = text.replace("\n", "\\n")
+    return shown if len(shown) <= width else shown[: width - 3] + "..."

@@ -1,0 +1,69 @@
+"""Reads what a run is described by: the recipe, the deployment, and the data where it has been built."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from headway.base.errors import ConfigError
+
+DEPLOYMENT_PREFIX = "deployment."
+
+
+@dataclass(frozen=True)
+class Description:
+    """A recipe as loaded (with text, path, overrides, digest) and the deployment beside it."""
+
+    loaded: Any  # recipe.load.LoadedRecipe
+    deployment: Any  # recipe.deployment.Deployment
+
+    @property
+    def recipe(self) -> Any:
+        return self.loaded.recipe
+
+
+def split_overrides(overrides: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Those of the recipe, and those of the deployment without their prefix."""
+    deployment = [text.removeprefix(DEPLOYMENT_PREFIX) for text in overrides if text.startswith(DEPLOYMENT_PREFIX)]
+    return [text for text in overrides if not text.startswith(DEPLOYMENT_PREFIX)], deployment
+
+
+def describe(recipe: str, overrides: Sequence[str] | None, deployment: Path | None) -> Description:
+    """Load both; every problem of a file is reported at once."""
+    from headway.recipe.load import load_deployment, load_recipe
+
+    for_recipe, for_deployment = split_overrides(overrides or ())
+    return Description(load_recipe(recipe, for_recipe), load_deployment(deployment, for_deployment))
+
+
+def default_data(description: Description) -> Path:
+    """Where data lies when nobody says: beside the run directories, by the recipe's name."""
+    root = getattr(description.deployment, "data_directory", None)
+    return Path(root) if root else Path("data") / description.recipe.name
+
+
+def manifest_of(description: Description, data: Path | None) -> tuple[Path, Any]:
+    """The data directory and its manifest; a clear error where it has not been built."""
+    from headway.data.manifest import DataManifest
+
+    directory = data or default_data(description)
+    if not directory.is_dir():
+        raise ConfigError(
+            f"the data of this recipe has not been built: {directory} does not exist",
+            "a run trains on built data only, so that its bytes are known before it starts",
+            f"headway data build {description.loaded.path or description.recipe.name}, or name a data directory with --data",
+        )
+    return directory, DataManifest.load(directory)
+
+
+def spec_of(description: Description, data: Path | None) -> Any:
+    """The frozen Spec where the data is there, else a draft that can be planned."""
+    from headway.recipe.resolve import resolve
+
+    if data is None and not default_data(description).is_dir():
+        return resolve(description.loaded, None)
+    from headway.data.freeze import freeze
+
+    return freeze(description.loaded, manifest_of(description, data)[1])

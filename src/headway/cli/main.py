@@ -1,0 +1,95 @@
+"""The entry: ``headway VERB ...``.
+
+Verbs are registered by the path of their function, so that each verb imports only its own module, and a verb's heavy
+imports stand inside its functions. This keeps every help text under 200 ms.
+
+Exit codes: 0 ok, 1 findings or alarm, 2 usage or configuration, 3 environment, 4 the run failed, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from headway.base.errors import EXIT_OK
+
+if TYPE_CHECKING:
+    from cyclopts import App
+
+VERBS: dict[str, str] = {
+    "plan": "headway.cli.plan:plan",
+    "run": "headway.cli.run:run",
+    "status": "headway.cli.status:status",
+    "resume": "headway.cli.run:resume",
+    "sample": "headway.cli.sample:sample",
+    "report": "headway.cli.report:report",
+    "demo": "headway.cli.demo:demo",
+}
+"""Verb -> where its function stands; its docstring is its help. ``data`` has verbs of its own."""
+
+DATA_VERBS: dict[str, str] = {"build": "headway.cli.data:build"}
+
+HELP = "Plans, runs and watches the pretraining of language models."
+EPILOGUE = """Start with: headway demo, or: headway plan demo
+Exit codes: 0 ok, 1 findings or alarm, 2 usage or configuration,
+            3 environment, 4 the run failed."""
+
+
+def build_app() -> App:
+    """The command tree; nothing of a verb is imported."""
+    from cyclopts import App
+
+    from headway import __version__
+    from headway.cli.help import HelpFormatter
+
+    common: dict[str, Any] = {"help_format": "plaintext", "help_formatter": HelpFormatter(), "version": __version__}
+    app = App(name="headway", help=HELP, help_epilogue=EPILOGUE, **common)
+    data = App(name="data", help="Build the data of a recipe.", sort_key=1, help_epilogue="", **common)
+    for position, (verb, target) in enumerate(VERBS.items()):
+        app.command(target, name=verb, sort_key=position * 2, help_epilogue="")
+    for verb, target in DATA_VERBS.items():
+        data.command(target, name=verb, help_epilogue="")
+    app.command(data)
+    return app
+
+
+def import_verbs(app: App) -> None:
+    """Lists of verbs show each one's first line, and a mistyped verb the nearest: both need all of them."""
+    app.resolved_commands()
+    app["data"].resolved_commands()
+
+
+def invoke(arguments: Sequence[str]) -> int:
+    """Parse and run; errors pass through."""
+    app = build_app()
+    if not {*VERBS, *DATA_VERBS} & set(arguments[:2]):
+        import_verbs(app)
+    code = app(list(arguments), exit_on_error=False, print_error=False, result_action="return_value")
+    sys.stdout.flush()  # here, so that a closed pipe is met inside the guard
+    return EXIT_OK if code is None else code
+
+
+def run_guarded(arguments: Sequence[str]) -> int:
+    """Run one command line and return its exit code; every error is rendered, none shows a traceback."""
+    from headway.cli.errors import render
+
+    try:
+        return invoke(arguments)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # the reader has gone: say nothing, not even at interpreter exit
+        return 128 + 13
+    except (Exception, KeyboardInterrupt) as error:
+        if os.environ.get("HEADWAY_DEBUG") == "1":
+            raise
+        return render(error, as_json="--json" in arguments)
+
+
+def main() -> None:
+    """Console script."""
+    raise SystemExit(run_guarded(sys.argv[1:]))
+
+
+if __name__ == "__main__":
+    main()

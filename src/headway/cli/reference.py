@@ -1,0 +1,144 @@
+"""Writes the reference pages from what they describe, so that they cannot rot: ``python -m headway.cli.reference DIRECTORY``.
+
+    cli.md         the help text of every verb
+    recipe.md      every key of a recipe, from the schema's descriptions
+    deployment.md  every key of a deployment
+
+``make docs`` runs it; a test compares the pages with what it would write.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import sys
+import types
+import typing
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+NOTE = "<!-- Written by `make docs`. Change the help texts or the schema instead. -->"
+
+
+def pages() -> dict[str, str]:
+    """File name -> text of every reference page."""
+    from headway.recipe.deployment import Deployment
+    from headway.recipe.schema import Recipe
+
+    return {
+        "cli.md": cli_page(),
+        "recipe.md": schema_page("The recipe", Recipe),
+        "deployment.md": schema_page("The deployment", Deployment),
+    }
+
+
+# --- command line
+
+
+def help_text(*arguments: str) -> str:
+    """What ``headway ARGUMENTS --help`` prints."""
+    from headway.cli.main import invoke
+
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        invoke([*arguments, "--help"])
+    return printed.getvalue().strip()
+
+
+def cli_page() -> str:
+    from headway.cli.main import DATA_VERBS, VERBS
+
+    verbs: list[tuple[str, ...]] = [(), *((verb,) for verb in VERBS)]
+    verbs[2:2] = [("data", verb) for verb in DATA_VERBS]
+    parts = ["# The command line", NOTE]
+    for verb in verbs:
+        parts += [f"## {' '.join(('headway', *verb))}", f"```text\n{help_text(*verb)}\n```"]
+    return "\n\n".join(parts) + "\n"
+
+
+# --- schemas
+
+
+def schema_page(title: str, root: Any) -> str:
+    """A table per section, in the order of the file."""
+    parts = [f"# {title}", NOTE]
+    for path, section in sections(root, ""):
+        rows = [row(name, field) for name, field in section.model_fields.items() if not inner(field.annotation)]
+        parts += [f"## {path or 'At the top'}", " ".join((section.__doc__ or "").split())]
+        if rows:
+            parts.append("\n".join(["| key | value | default | meaning |", "|---|---|---|---|", *rows]))
+    return "\n\n".join(parts) + "\n"
+
+
+def sections(section: Any, path: str) -> Iterator[tuple[str, Any]]:
+    """The section and those inside it, each with its TOML heading."""
+    yield path, section
+    for name, field in section.model_fields.items():
+        found = inner(field.annotation)
+        if found:
+            inside = f"{path.strip('[]')}.{name}".strip(".")
+            heading = f"[{inside}.NAME]" if is_a(field.annotation, dict) else f"[{inside}]"
+            yield from sections(found, f"[{heading}]" if is_a(field.annotation, tuple) else heading)
+
+
+def inner(annotation: Any) -> Any:
+    """The section class inside an annotation, if there is one."""
+    from headway.recipe.fields import Section
+
+    if isinstance(annotation, type) and issubclass(annotation, Section):
+        return annotation
+    return next((found for found in map(inner, typing.get_args(annotation)) if found), None)
+
+
+def is_a(annotation: Any, kind: type) -> bool:
+    return typing.get_origin(annotation) is kind
+
+
+def row(name: str, field: Any) -> str:
+    meaning = " ".join((field.description or "").split()).replace("|", "\\|")
+    default = "required" if field.is_required() else shown(field.default)
+    return f"| `{field.alias or name}` | {value_of(field.annotation, field.metadata)} | {default} | {meaning} |"
+
+
+def shown(default: Any) -> str:
+    if default is None:
+        return "none"
+    if default in ((), {}, ""):
+        return "empty"
+    text = str(default).lower() if isinstance(default, bool) else str(default)
+    return f"`{text}`".replace("|", "\\|")
+
+
+WORDS = {int: "integer", float: "number", str: "text", bool: "true or false"}
+
+
+def value_of(annotation: Any, metadata: Any = ()) -> str:
+    """What may stand there, in a word or two."""
+    if any("_quantity" in getattr(getattr(item, "func", None), "__qualname__", "") for item in metadata):
+        return "quantity"
+    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is typing.Annotated:
+        return value_of(arguments[0], arguments[1:])
+    if origin in (typing.Union, types.UnionType):
+        return value_of(next(item for item in arguments if item is not type(None)))
+    if origin is typing.Literal:
+        return ", ".join(f"`{item}`" for item in arguments)
+    if origin is tuple:
+        return f"list of {value_of(arguments[0])}"
+    if origin is dict:
+        return f"table of {value_of(arguments[1])}"
+    return WORDS.get(annotation, getattr(annotation, "__name__", str(annotation)))
+
+
+def main(directory: str) -> None:
+    """Write the pages."""
+    from headway.base.files import make_directory, write_atomic
+
+    root = make_directory(Path(directory))
+    for name, text in pages().items():
+        write_atomic(root / name, text.encode())
+        print(root / name)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

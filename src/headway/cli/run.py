@@ -1,0 +1,214 @@
+"""``headway run RECIPE`` and ``headway resume RUN``: train under the supervisor, showing its progress."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+from cyclopts import Parameter
+
+from headway.base.errors import (
+    EXIT_CONFIG,
+    EXIT_ENVIRONMENT,
+    EXIT_OK,
+    ConfigError,
+    EnvironmentFault,
+    HeadwayError,
+    Problem,
+    RunError,
+)
+from headway.cli.options import DataOption, DeploymentOption, JsonLines, Overrides, RecipeArgument, RunArgument
+
+
+def run(
+    recipe: RecipeArgument,
+    /,
+    *,
+    overrides: Overrides = None,
+    deployment: DeploymentOption = None,
+    data: DataOption = None,
+    directory: Annotated[
+        Path | None,
+        Parameter(
+            name="--run",
+            metavar="DIR",
+            help="The run directory to create. Default: runs/NAME, with -2, -3, ... where it is taken.",
+        ),
+    ] = None,
+    drill: Annotated[
+        list[str] | None,
+        Parameter(
+            metavar="POINT:ACTION:STEP",
+            negative="",
+            help="Create the run as a drill and inject a fault, such as step.gradients:kill:120 or "
+            "save.receipt_written:io_error:80. Repeatable.",
+        ),
+    ] = None,
+    json: JsonLines = False,
+) -> int:
+    """Train a recipe under the supervisor.
+
+    The spec is frozen from the recipe and the built data, the plan is stored beside it, and the trainer is restarted from
+    its last committed checkpoint when it dies. Ctrl-C stops it cleanly, with a checkpoint: go on with headway resume.
+    """
+    from headway.cli.describe import describe, manifest_of
+    from headway.cli.engine import require_engine
+
+    faults = [parse_fault(text) for text in drill or ()]
+    require_engine()
+    description = describe(recipe, overrides, deployment)
+    data_directory, manifest = manifest_of(description, data)
+    root = directory or free_directory(Path("runs") / description.recipe.name)
+    created = create(description, data_directory, manifest, root=root, faults=faults)
+    return follow(created, json=json)
+
+
+def resume(run: RunArgument, /, *, json: JsonLines = False) -> int:
+    """Go on with a run that was stopped or has crashed.
+
+    A new supervisor takes the run over and continues from the last committed checkpoint: same data order, same learning
+    rates, same numbers. A run that another supervisor still holds is refused.
+    """
+    from headway.cli.engine import require_engine
+    from headway.rundir.layout import RunDirectory
+
+    require_engine()
+    return follow(RunDirectory.open(run), json=json)
+
+
+def parse_fault(text: str) -> dict[str, Any]:
+    """``POINT:ACTION:STEP`` -> a fault of a drill; the step may be left out."""
+    from headway.base.failpoints import parse_faults
+
+    parts = text.split(":")
+    if len(parts) not in (2, 3) or (len(parts) == 3 and not parts[2].isdigit()):
+        raise ConfigError(
+            f"--drill {text} is not a fault",
+            "a fault is POINT:ACTION or POINT:ACTION:STEP",
+            "such as --drill step.gradients:kill:120",
+        )
+    fault = {"point": parts[0], "action": parts[1], "step": int(parts[2]) if len(parts) == 3 else None}
+    parse_faults([fault])
+    return fault
+
+
+def free_directory(wanted: Path) -> Path:
+    """``wanted``, or the first of wanted-2, wanted-3, ... that does not exist."""
+    path, number = wanted, 2
+    while path.exists():
+        path, number = wanted.with_name(f"{wanted.name}-{number}"), number + 1
+    return path
+
+
+def create(description: Any, data: Path, manifest: Any, *, root: Path, faults: Sequence[dict[str, Any]]) -> Any:
+    """Freeze the spec, plan it, and create the run directory; a run with faults is a drill."""
+    from headway.data.freeze import freeze
+    from headway.plan.plan import make_plan
+    from headway.rundir.create import RunInfo, create_run
+
+    spec = freeze(description.loaded, manifest)
+    info = RunInfo(
+        data=str(data.resolve()),
+        deployment=description.deployment.model_dump(mode="json"),
+        recipe_path=description.loaded.path,
+        overrides=tuple(description.loaded.overrides),
+        versions=versions(),
+        author=author(),
+    )
+    plan = make_plan(spec, description.deployment, None).to_json()
+    return create_run(
+        root, spec=spec, recipe_text=description.loaded.text, info=info, drill_faults=list(faults) or None, plan=plan
+    )
+
+
+def versions() -> dict[str, str]:
+    """What the run is created with; the trainer records its own environment."""
+    import platform
+    from importlib.metadata import PackageNotFoundError, version
+
+    from headway import __version__
+
+    found = {"headway": __version__, "python": platform.python_version()}
+    for package in ("torch", "numpy", "tokenizers", "safetensors"):
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def author() -> str:
+    """Who answers for the run: the name of the account."""
+    import getpass
+
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return "unknown"
+
+
+def follow(run: Any, *, json: bool) -> int:
+    """Supervise ``run``, show it, and say how it ended."""
+    from headway.cli.output import print_json_line, say
+
+    outcome = follow_to_end(run, json=json)
+    if json:
+        print_json_line(
+            {
+                "kind": "outcome",
+                "run": str(run.root),
+                "state": outcome.state,
+                "reason": outcome.reason,
+                "attempts": outcome.attempts,
+            }
+        )
+    elif outcome.state == "stopped":
+        say(f"go on with: headway resume {run.root}")
+    else:
+        say(f"see: headway report {run.root}")
+    return EXIT_OK
+
+
+def follow_to_end(run: Any, *, json: bool = False) -> Any:
+    """Supervise ``run`` with its progress on stdout; the outcome, or what went wrong as an error."""
+    from headway.cli.output import print_json_line, say
+    from headway.cli.progress import Screen, is_terminal, progress_of
+    from headway.rundir.metrics import encode_row
+    from headway.supervise.options import SuperviseOptions
+    from headway.supervise.supervisor import supervise
+
+    deployment = run.info()["deployment"]
+    steps_per_row = deployment.get("log", {}).get("every_steps")
+    if not json:
+        say(f"run directory {run.root}")
+    screen = Screen(progress_of(run.spec(), steps_per_row), live=is_terminal())
+    show = (lambda record: print_json_line(encode_row(record))) if json else screen.show
+    outcome = supervise(run, options=SuperviseOptions.of(deployment, author=author()), on_record=show)
+    if outcome.state in ("failed", "lost"):
+        raise failure(run, outcome)
+    return outcome
+
+
+def failure(run: Any, outcome: Any) -> HeadwayError:
+    """The outcome as an error: the reason, then what the trainer itself said."""
+    from headway.rundir.events import read_events
+
+    finish: dict[str, Any] = next((event for event in reversed(read_events(run)) if event["kind"] == "finish"), {})
+    cause = (finish.get("cause") or {}) if outcome.state == "failed" else {}
+    said = [
+        Problem(**{key: value for key, value in problem.items() if key in PROBLEM})
+        for problem in (cause.get("error") or {}).get("problems", [])
+    ]
+    tail = "\n".join(cause.get("log_tail") or ()) if not said else ""
+    way_out = f"see headway status {run.root}; when the cause is mended: headway resume {run.root}"
+    first = Problem(
+        f"the run {outcome.state} after {outcome.attempts} attempts: {outcome.reason}" + (f"\n{tail}" if tail else ""),
+        "",
+        way_out,
+    )
+    kinds: dict[int, type[HeadwayError]] = {EXIT_CONFIG: ConfigError, EXIT_ENVIRONMENT: EnvironmentFault}
+    return kinds.get(outcome.exit_code, RunError)([first, *said])
+
+
+PROBLEM = ("seen", "rule", "way_out", "where")

@@ -1,0 +1,64 @@
+"""``headway status RUN``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from headway.base.errors import EXIT_FINDINGS, EXIT_OK
+from headway.cli.options import Json, RunArgument
+
+WANTS_ATTENTION = ("failed", "crashed", "orphan", "lost")
+
+
+def status(run: RunArgument, /, *, json: Json = False) -> int:
+    """Show how far a run is, and where its time went.
+
+    Reads the run's records only: it works while the run is going, after it, and on another machine. The exit code is 1
+    when something wants attention: an alarm, or a run that failed or lost its supervisor.
+    """
+    from headway.cli.output import print_json, say
+    from headway.monitor.summary import summarise
+    from headway.rundir.layout import RunDirectory
+    from headway.rundir.metrics import encode_row
+
+    summary = summarise(RunDirectory.open(run))
+    if json:
+        print_json({"kind": "status", "schema_version": 1, "run": str(run), **encode_row(summary.to_json())})
+    else:
+        for line in lines(summary):
+            say(line)
+    return EXIT_FINDINGS if summary.findings or summary.state in WANTS_ATTENTION else EXIT_OK
+
+
+def lines(summary: Any) -> Iterator[str]:
+    """The summary for people."""
+    from headway.base.units import format_count
+
+    share = summary.tokens / summary.total_tokens if summary.total_tokens else 0.0
+    held_out = ", ".join(f"{name} {float(loss):.3f}" for name, loss in summary.held_out.items())
+    yield f"{summary.name}: {summary.state}{f' ({summary.reason})' if summary.reason else ''}"
+    yield f"step        {summary.step:,} of {summary.total_steps:,}{f', stage {summary.stage}' if summary.stage else ''}"
+    yield f"tokens      {format_count(summary.tokens)} of {format_count(summary.total_tokens)} ({share:.1%})"
+    if summary.loss is not None:
+        yield f"loss        {float(summary.loss):.3f}{f'; held out: {held_out}' if held_out else ''}"
+    yield f"checkpoint  {summary.checkpoint or 'none committed yet'}"
+    if summary.segment is not None:
+        yield f"segment     {summary.segment}, {summary.restarts} restart{'' if summary.restarts == 1 else 's'}"
+    if summary.owner_alive:
+        yield f"supervisor  alive: {', '.join(f'{key} {value}' for key, value in summary.owner.items())}"
+    yield from time_lines(summary.ledger)
+    yield from (f"ALARM at step {finding.step}: {finding.message}" for finding in summary.findings)
+    yield from (f"note: {flag}" for flag in summary.ledger.flags)
+
+
+def time_lines(ledger: Any) -> Iterator[str]:
+    """Where every second went; the categories add up to the total exactly."""
+    from headway.base.units import format_count, format_seconds
+
+    if not ledger.total_ns:
+        return
+    yield f"time        {format_seconds(ledger.total_ns / 1e9)}, of it:"
+    for category, nanoseconds in ledger.categories.items():
+        yield f"            {nanoseconds / ledger.total_ns:6.1%}  {category.replace('_', ' ')}"
+    yield f"speed       {format_count(ledger.committed_tokens_per_second)} committed tokens per second, over all of that time"

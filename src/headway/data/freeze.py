@@ -1,0 +1,92 @@
+"""Recipe + data manifest -> Spec. After this nothing may change: the Spec names the bytes it was made for.
+
+Resolving fills in the sizes; what is checked here needs the stream itself: how far into each source the last sequence
+reaches, in chunk slots, against floor(cap * slots) (CONTRACTS section 1). A run that would need more is refused before it
+starts, with the tokens that would fit.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from headway.base.errors import ConfigError, Problem
+from headway.base.units import format_count
+from headway.data.manifest import DataManifest
+from headway.data.stream import Coverage, Stream, source_coverage
+from headway.recipe.load import LoadedRecipe
+from headway.recipe.resolve import DataFacts, SourceFacts, resolve
+from headway.recipe.spec import Spec
+
+if TYPE_CHECKING:
+    from headway.recipe.schema import Recipe
+
+
+def data_facts(manifest: DataManifest) -> DataFacts:
+    """What a Spec takes over from the manifest."""
+    return DataFacts(
+        manifest_digest=manifest.digest(),
+        tokenizer_digest=manifest.tokenizer.digest,
+        vocabulary=manifest.tokenizer.vocabulary,
+        document_token=manifest.tokenizer.document_token,
+        sources=tuple(
+            SourceFacts(
+                name=source.name,
+                tokens=source.tokens,
+                chunk_tokens=source.chunk_tokens,
+                target_share=source.target_share,
+                digest=source.digest,
+                licence=source.licence,
+            )
+            for source in manifest.sources
+        ),
+    )
+
+
+def freeze(recipe: Recipe | LoadedRecipe, manifest: DataManifest, *, parent: dict | None = None) -> Spec:
+    """The Spec of ``recipe`` on the data of ``manifest``. ConfigError: a cap exceeded, a sequence longer than a chunk."""
+    spec = resolve(recipe, data_facts(manifest), parent=parent)
+    check_caps(spec)
+    return spec
+
+
+def check_caps(spec: Spec) -> None:
+    """Refuse a Spec whose stages reach beyond a source's cap; all such sources at once."""
+    stream = Stream(spec)
+    beyond = [(k, c) for k, c in enumerate(source_coverage(spec)) if not c.within_cap]
+    if beyond:
+        raise ConfigError([_problem(spec, stream, k, coverage) for k, coverage in beyond])
+
+
+def _problem(spec: Spec, stream: Stream, k: int, coverage: Coverage) -> Problem:
+    assert coverage.allowed_slots is not None
+    stage = next(s for s in range(len(spec.stages)) if stream.slots_at_end(s)[k] > coverage.allowed_slots)
+    fits = _greatest_tokens(spec, stream, k, stage, coverage.allowed_slots)
+    needed = math.ceil(coverage.final_slot / coverage.slots * 1000) / 1000
+    name, asked = spec.stages[stage].name, spec.stages[stage].tokens
+    return Problem(
+        seen=(
+            f"source {coverage.source}: the stages need {needed:g} epochs, the cap is {coverage.cap_epochs:g} "
+            f"(chunks: {coverage.final_slot} needed, {coverage.allowed_slots} allowed, {coverage.slots} in an epoch)"
+        ),
+        rule="a source is not read beyond its cap; a chunk that was begun counts as read",
+        way_out=(
+            f"stage {name} fits with at most {fits:,} tokens ({format_count(fits)}) instead of {asked:,}; "
+            f"or cap_epochs = {needed:g}; "
+            f"or about {coverage.allowed_slots / coverage.final_slot:.2g} of the weight of {coverage.source}"
+        ),
+    )
+
+
+def _greatest_tokens(spec: Spec, stream: Stream, k: int, stage: int, allowed_slots: int) -> int:
+    """The most tokens, in whole batches, that ``stage`` can have with the stages before it as they are."""
+    low, high = 0, spec.stages[stage].sequences
+    while low < high:
+        middle = (low + high + 1) // 2
+        if stream.slots_at_end(stage, middle)[k] <= allowed_slots:
+            low = middle
+        else:
+            high = middle - 1
+    phase = next(p for p in reversed(spec.stages[stage].phases) if p.first_sequence <= low)
+    whole = phase.first_sequence + (low - phase.first_sequence) // phase.batch_sequences * phase.batch_sequences
+    return whole * spec.stages[stage].sequence_length

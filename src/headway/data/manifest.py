@@ -1,0 +1,161 @@
+"""The data manifest: what a data directory holds, down to the digest of every 1 MiB block.
+
+    DATA/
+      manifest.json
+      tokenizer.json
+      00-code/           shard-00000.bin ...   flat little-endian tokens        documents.ends   uint64, one per document
+      00-code/held-out/  the same, never trained on
+
+Identity is content: ``digest()`` covers tokens, tokenizer and document ends, and leaves out names of people, licences,
+provenance, versions and time, so the same text gives the same digest on any machine and day.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from headway.base.digests import digest_json
+from headway.base.errors import EnvironmentFault
+from headway.base.files import read_json, write_json
+from headway.recipe.spec import from_plain
+
+MANIFEST_FILE = "manifest.json"
+BLOCK_BYTES = 2**20
+"""Unit of verification on first touch."""
+
+DTYPES = {"uint16": "<u2", "uint32": "<u4"}
+_NOT_CONTENT = ("licence", "provenance", "dropped", "digest")
+
+
+@dataclass(frozen=True)
+class TokenizerEntry:
+    """``file`` is relative to the data directory; ``digest`` is of its bytes."""
+
+    file: str
+    digest: str
+    vocabulary: int
+    document_token: str
+    document_token_id: int
+
+
+@dataclass(frozen=True)
+class ShardEntry:
+    """Tokens [first_token, first_token + tokens) of their set. ``blocks``: xxh3_64 per 1 MiB, the last may be shorter."""
+
+    file: str
+    first_token: int
+    tokens: int
+    xxh3_128: str
+    blocks: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class EndsEntry:
+    """uint64 per document: the token after its last one, where the next document token stands."""
+
+    file: str
+    xxh3_128: str
+
+
+@dataclass(frozen=True)
+class TokenSet:
+    """A run of documents as tokens. ``bytes`` is their UTF-8 text, document tokens not counted."""
+
+    tokens: int
+    documents: int
+    bytes: int
+    shards: tuple[ShardEntry, ...]
+    ends: EndsEntry
+
+
+@dataclass(frozen=True)
+class SourceEntry:
+    """One source: its training tokens, and apart from them its held-out tokens (None: none asked for)."""
+
+    name: str
+    kind: str
+    licence: str
+    provenance: str
+    tokens: int
+    documents: int
+    bytes: int  # UTF-8 text of the training documents
+    target_share: float  # target tokens per token; 1.0 for plain text
+    chunk_tokens: int
+    shards: tuple[ShardEntry, ...]
+    ends: EndsEntry
+    held_out: TokenSet | None
+    dropped: dict[str, int]  # documents left out, by reason
+    digest: str  # of the content-defining parts of this entry
+
+    @property
+    def training(self) -> TokenSet:
+        return TokenSet(self.tokens, self.documents, self.bytes, self.shards, self.ends)
+
+    def content(self) -> dict:
+        plain = dataclasses.asdict(self)
+        return {key: value for key, value in plain.items() if key not in _NOT_CONTENT}
+
+    def sealed(self) -> SourceEntry:
+        """The same entry with its digest filled in."""
+        return dataclasses.replace(self, digest=digest_json(self.content()))
+
+
+@dataclass(frozen=True)
+class DataManifest:
+    """``inputs_digest`` is of the settings and documents the build started from: a matching build is reused."""
+
+    name: str
+    tokenizer: TokenizerEntry
+    dtype: str
+    sources: tuple[SourceEntry, ...]
+    inputs_digest: str
+    created: str  # realtime, ISO 8601, for people
+    versions: dict[str, str]
+    kind: str = field(default="data-manifest")
+    schema_version: int = field(default=1)
+
+    def to_json(self) -> dict:
+        return dataclasses.asdict(self)
+
+    def digest(self) -> str:
+        """sha256 of what defines the bytes a run can read."""
+        return digest_json(
+            {
+                "kind": self.kind,
+                "schema_version": self.schema_version,
+                "tokenizer": dataclasses.asdict(self.tokenizer),
+                "dtype": self.dtype,
+                "sources": [source.content() for source in self.sources],
+            }
+        )
+
+    def source(self, name: str) -> SourceEntry:
+        return next(source for source in self.sources if source.name == name)
+
+    def token_sets(self) -> list[tuple[str, TokenSet]]:
+        """Every set with a name for people."""
+        sets = [(source.name, source.training) for source in self.sources]
+        return sets + [(f"{s.name} (held out)", s.held_out) for s in self.sources if s.held_out is not None]
+
+    def save(self, directory: Path) -> None:
+        write_json(directory / MANIFEST_FILE, self.to_json())
+
+    @staticmethod
+    def load(directory: Path) -> DataManifest:
+        path = Path(directory) / MANIFEST_FILE
+        value = read_json(path, "data manifest")
+        if not isinstance(value, dict) or value.get("kind") != "data-manifest" or value.get("schema_version") != 1:
+            raise EnvironmentFault(
+                f"{path} is not a data manifest of schema 1", way_out="build the data again: headway data build RECIPE"
+            )
+        manifest = from_plain(DataManifest, value)
+        damaged = [s.name for s in manifest.sources if s.sealed().digest != s.digest]
+        if damaged or manifest.dtype not in DTYPES:
+            raise EnvironmentFault(
+                f"{path} is damaged: sources {damaged or '-'} do not match their digests, dtype {manifest.dtype}",
+                "every source entry carries the digest of its own content",
+                "restore the file, or build the data again in another directory",
+            )
+        return manifest

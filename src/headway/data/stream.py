@@ -1,0 +1,267 @@
+"""The stream: (stage, trained index u) -> source, epoch, token. A pure function of the Spec and the skip records.
+
+    u --skips--> n --mixture--> (source k, count c) --H_k, O_k + c--> (epoch, token)
+
+    skip records   {stage, first n, count}: n = u + the counts of all whose first <= the n so far, lowest first. A skip does
+                   not shorten its stage: stage s uses M'_s = M_s + its skips
+    entry state    per source (H, O) at the head of a stage, derived from the stages before it. Same T as before: H stays,
+                   O grows; another T: H = first untouched chunk slot, O = 0
+
+Nothing here depends on ranks, workers, batch sizes or what ran before: a resume is a call with the u of the checkpoint.
+Positions are computed in blocks and the last few blocks are kept, because one small batch costs as much as 4,096 positions.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from headway.base.digests import digest_json
+from headway.base.errors import ConfigError, RunError
+from headway.data.feistel import derive_key, permute
+from headway.data.mixture import assign, counts
+from headway.data.positions import Entry, SourceShape
+from headway.recipe.spec import Spec
+
+BLOCK = 4_096
+_KEPT_BLOCKS = 4
+
+
+@dataclass(frozen=True)
+class Skip:
+    """``count`` sequences from stream index ``first`` of ``stage`` on are left out."""
+
+    stage: int
+    first: int
+    count: int
+
+
+@dataclass(frozen=True)
+class Positions:
+    """Per sequence: index of the source in the Spec, epoch of that source, first token of the window. int64, flat."""
+
+    source: np.ndarray
+    epoch: np.ndarray
+    token: np.ndarray
+
+
+@dataclass(frozen=True)
+class UnreadChunk:
+    """What a change of sequence length left behind in the last chunk a source had begun."""
+
+    stage: int  # the stage that begins with the new length
+    source: str
+    slot: int
+    tokens: int  # target tokens of whole windows of the old length
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """What a Spec takes from one source over all stages."""
+
+    source: str
+    target_tokens: int
+    epochs: float  # final slot / slots
+    final_slot: int
+    slots: int
+    cap_epochs: float | None
+    allowed_slots: int | None  # floor(cap * slots); None: no cap
+
+    @property
+    def within_cap(self) -> bool:
+        return self.allowed_slots is None or self.final_slot <= self.allowed_slots
+
+
+class Stream:
+    """Positions of a Spec's sequences under the skip records in force."""
+
+    def __init__(self, spec: Spec, skips: tuple[Skip, ...] = ()):
+        self.spec, self.skips = spec, tuple(sorted(skips, key=lambda s: (s.stage, s.first, s.count)))
+        _check_skips(spec, self.skips)
+        self.shapes = tuple(SourceShape((spec.data_seed, s.name), s.tokens, s.chunk_tokens) for s in spec.sources)
+        _check_lengths(spec, self.shapes)
+        self._entries = self._derive_entries()
+        self._blocks: dict[tuple[int, int], Positions] = {}
+
+    # --- stages -------------------------------------------------------------------------------------------------------
+
+    def used(self, stage: int) -> int:
+        """M' of a stage: its sequences and its skips."""
+        return self.spec.stages[stage].sequences + sum(s.count for s in self.skips if s.stage == stage)
+
+    def entry_state(self, stage: int) -> tuple[Entry, ...]:
+        """(H, O) per source at the head of ``stage``; ``len(stages)`` is the state after the last one, at its length."""
+        return self._entries[stage]
+
+    def _derive_entries(self) -> list[tuple[Entry, ...]]:
+        stages, state = self.spec.stages, tuple(Entry() for _ in self.shapes)
+        entries = []
+        for index, stage in enumerate(stages):
+            length_before = stages[index - 1].sequence_length if index else stage.sequence_length
+            if stage.sequence_length != length_before:
+                state = tuple(Entry(shape.slots_used(e, length_before)) for shape, e in zip(self.shapes, state))
+            entries.append(state)
+            taken = counts(self.used(index), stage.quanta, self.spec.data_seed)
+            state = tuple(Entry(e.slot, e.ordinals + c) for e, c in zip(state, taken))
+        return [*entries, state]
+
+    def _length(self, stage: int) -> int:
+        return self.spec.stages[min(stage, len(self.spec.stages) - 1)].sequence_length
+
+    def unread_chunks(self) -> list[UnreadChunk]:
+        """Every chunk that a change of sequence length leaves partly unread (at most one per source and change)."""
+        report = []
+        for stage in range(1, len(self.spec.stages)):
+            before = self._length(stage - 1)
+            if self._length(stage) == before:
+                continue
+            for source, shape, entry in zip(self.spec.sources, self.shapes, self._at_end(stage - 1)):
+                unread = shape.unread_windows(entry, before)
+                if unread:
+                    slot = shape.slots_used(entry, before) - 1
+                    report.append(UnreadChunk(stage, source.name, slot, unread * before))
+        return report
+
+    def _at_end(self, stage: int) -> tuple[Entry, ...]:
+        """State after ``stage``, still at its own sequence length."""
+        return self._after(stage, self.used(stage))
+
+    def _after(self, stage: int, n: int) -> tuple[Entry, ...]:
+        """State after the first ``n`` stream indices of ``stage``."""
+        taken = counts(n, self.spec.stages[stage].quanta, self.spec.data_seed)
+        return tuple(Entry(e.slot, e.ordinals + c) for e, c in zip(self._entries[stage], taken))
+
+    def slots_at_end(self, stage: int, sequences: int | None = None) -> tuple[int, ...]:
+        """First untouched chunk slot per source after ``stage``, or after its first ``sequences`` stream indices."""
+        state = self._after(stage, self.used(stage) if sequences is None else sequences)
+        return tuple(shape.slots_used(entry, self._length(stage)) for shape, entry in zip(self.shapes, state))
+
+    # --- positions ----------------------------------------------------------------------------------------------------
+
+    def stream_index(self, stage: int, u: np.ndarray) -> np.ndarray:
+        """Trained index -> stream index."""
+        n = np.array(u, np.int64)
+        for skip in self.skips:
+            if skip.stage == stage:
+                n[n >= skip.first] += skip.count
+        return n
+
+    def locate(self, stage: int, u: np.ndarray) -> Positions:
+        """Positions of the trained indices ``u`` (flat) of ``stage``. Beyond a source's cap: RunError."""
+        u = np.asarray(u, np.int64)
+        assert u.ndim == 1, u.shape
+        if not u.size:
+            return Positions(u.copy(), u.copy(), u.copy())
+        low, high = int(u.min()), int(u.max())
+        assert 0 <= low <= high < self.spec.stages[stage].sequences, (stage, low, high)
+        self._check_caps(stage, high)
+        if high - low > 2 * BLOCK:
+            return self._compute(stage, u)
+        blocks = [self._block(stage, b) for b in range(low // BLOCK, high // BLOCK + 1)]
+        at = u - low // BLOCK * BLOCK
+        columns = (np.concatenate([getattr(b, name) for b in blocks])[at] for name in ("source", "epoch", "token"))
+        return Positions(*columns)
+
+    def _block(self, stage: int, block: int) -> Positions:
+        found = self._blocks.get((stage, block))
+        if found is None:
+            end = min((block + 1) * BLOCK, self.spec.stages[stage].sequences)
+            found = self._compute(stage, np.arange(block * BLOCK, end))
+            kept = list(self._blocks.items())[1 - _KEPT_BLOCKS :]
+            self._blocks = dict([*kept, ((stage, block), found)])  # replaced, not changed: other threads read it
+        return found
+
+    def _compute(self, stage: int, u: np.ndarray) -> Positions:
+        length, quanta = self._length(stage), self.spec.stages[stage].quanta
+        assigned = assign(self.stream_index(stage, u), quanta, self.spec.data_seed)
+        epoch, token = np.empty_like(u), np.empty_like(u)
+        for k, (shape, entry) in enumerate(zip(self.shapes, self._entries[stage])):
+            at = np.flatnonzero(assigned.source == k)
+            if at.size:
+                places = shape.locate(entry, assigned.count[at], length)
+                epoch[at], token[at] = places.epoch, places.token
+        return Positions(assigned.source, epoch, token)
+
+    def _check_caps(self, stage: int, u: int) -> None:
+        """The freeze keeps every run within its caps; skips are what can carry one beyond."""
+        if not self.skips:
+            return
+        n = int(self.stream_index(stage, np.array([u]))[0])
+        for source, shape, slot in zip(self.spec.sources, self.shapes, self.slots_at_end(stage, n + 1)):
+            if source.cap_epochs is not None and slot > shape.allowed_slots(source.cap_epochs):
+                raise RunError(
+                    f"source {source.name}: sequence {u} of stage {self.spec.stages[stage].name} lies beyond its cap",
+                    f"cap: {source.cap_epochs} epochs = {shape.allowed_slots(source.cap_epochs)} chunks of {shape.slots}",
+                    "skips used the rest of it: branch the run with a higher cap or a lower weight for this source",
+                )
+
+    def rank_sequences(self, stage: int, first_u: int, batch_sequences: int, rank: int, world: int) -> np.ndarray:
+        """The trained indices of a batch that ``rank`` of ``world`` takes: a slice of a keyed permutation of the batch.
+
+        Plain striding would tie ranks to sources, since the mixture deals them out evenly.
+        """
+        assert 0 <= rank < world, (rank, world)
+        start, end = batch_sequences * rank // world, batch_sequences * (rank + 1) // world
+        if start == end:
+            return np.empty(0, np.int64)
+        key = derive_key("ranks", self.spec.data_seed, stage, first_u)
+        return first_u + permute(np.arange(start, end), batch_sequences, key)
+
+
+# --- reports and checks -----------------------------------------------------------------------------------------------
+
+
+def _check_skips(spec: Spec, skips: tuple[Skip, ...]) -> None:
+    for skip in skips:
+        if not 0 <= skip.stage < len(spec.stages) or skip.first < 0 or skip.count < 0:
+            raise RunError(
+                f"skip record {skip} does not fit the run", f"the run has stages 0 to {len(spec.stages) - 1}, indices from 0"
+            )
+
+
+def _check_lengths(spec: Spec, shapes: tuple[SourceShape, ...]) -> None:
+    for stage in spec.stages:
+        for source, shape, quanta in zip(spec.sources, shapes, stage.quanta, strict=True):
+            if quanta and stage.sequence_length > shape.chunk_tokens:
+                raise ConfigError(
+                    f"stage {stage.name}: sequence length {stage.sequence_length} exceeds the chunks of source {source.name}",
+                    f"a window lies in one chunk; chunks have {shape.chunk_tokens} of the {shape.tokens} tokens",
+                    f"shorten the sequence, or rebuild the data with data.chunk >= {stage.sequence_length}",
+                )
+            if quanta and not shape.windows(stage.sequence_length).epoch:
+                raise ConfigError(
+                    f"stage {stage.name}: source {source.name} has no whole window of {stage.sequence_length} tokens",
+                    f"a window of T needs T + 1 tokens; {source.name} has {shape.tokens}",
+                    "shorten the sequence, or add text to that source",
+                )
+
+
+def stream_digests(spec: Spec) -> list[str]:
+    """One per stage: what decides its bytes, lengths excluded, so that lengthening a stage refuses no resume."""
+    sources = [[s.name, s.digest, s.tokens, s.chunk_tokens] for s in spec.sources]
+    common = {"data_seed": spec.data_seed, "sources": sources, "tokenizer": spec.tokenizer.digest, "stream": 1}
+    return [digest_json(common | {"sequence_length": s.sequence_length, "quanta": list(s.quanta)}) for s in spec.stages]
+
+
+def source_coverage(spec: Spec, skips: tuple[Skip, ...] = ()) -> list[Coverage]:
+    """Tokens, epochs and chunk slots that the Spec takes from each source. Raises nothing about caps: see within_cap."""
+    stream = Stream(spec, skips)
+    taken = [counts(stream.used(i), stage.quanta, spec.data_seed) for i, stage in enumerate(spec.stages)]
+    final = stream.slots_at_end(len(spec.stages) - 1)
+    report = []
+    for k, (source, shape) in enumerate(zip(spec.sources, stream.shapes)):
+        windows = sum(c[k] * stage.sequence_length for c, stage in zip(taken, spec.stages))
+        allowed = None if source.cap_epochs is None else shape.allowed_slots(source.cap_epochs)
+        report.append(
+            Coverage(
+                source=source.name,
+                target_tokens=round(windows * source.target_share),
+                epochs=final[k] / shape.slots,
+                final_slot=final[k],
+                slots=shape.slots,
+                cap_epochs=source.cap_epochs,
+                allowed_slots=allowed,
+            )
+        )
+    return report

@@ -1,0 +1,91 @@
+"""``python -m headway.engine VERB``: the only way from the desk to torch. One line of JSON or records out, errors as a map."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+from headway.base.errors import HeadwayError
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run one verb; the exit code is that of the error's kind."""
+    options = _parser().parse_args(arguments)
+    try:
+        return VERBS[options.verb](options)
+    except HeadwayError as error:
+        if options.verb == "train":
+            _leave_error(options, error)
+        print(f"{error.label}: {error}", file=sys.stderr)
+        return error.exit_code
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m headway.engine", description=__doc__)
+    verbs = parser.add_subparsers(dest="verb", required=True)
+    train = verbs.add_parser("train", help="train one segment of a run (started by the supervisor)")
+    train.add_argument("run", type=Path)
+    train.add_argument("--segment", type=int, required=True)
+    sample = verbs.add_parser("sample", help="decode prompts with a checkpoint of a run")
+    sample.add_argument("run", type=Path)
+    sample.add_argument("--checkpoint", default=None, help="name under checkpoints/; default: the newest that verifies")
+    sample.add_argument("--prompts-json", required=True, help='{"prompts": [...], "tokens": n}; - reads standard input')
+    calibrate = verbs.add_parser("calibrate", help="measure this machine's speed on the shapes of a spec")
+    calibrate.add_argument("spec", type=Path)
+    calibrate.add_argument("--seconds", type=float, default=6.0)
+    calibrate.add_argument("--threads", type=int, default=None)
+    calibrate.add_argument("--micro-batch-tokens", type=int, default=8192)
+    return parser
+
+
+def _train(options: argparse.Namespace) -> int:
+    from headway.train.loop import train
+    from headway.train.setup import set_up
+    from headway.train.stop import StopRequest
+
+    stop = StopRequest().on_signals().on_owner_gone()
+    run = set_up(options.run, options.segment, stop)
+    try:
+        train(run)
+    finally:
+        run.close()
+    return 0
+
+
+def _sample(options: argparse.Namespace) -> int:
+    from headway.train.sample import sample_run
+
+    text = sys.stdin.read() if options.prompts_json == "-" else Path(options.prompts_json).read_text()
+    request = json.loads(text)
+    print(json.dumps(sample_run(options.run, options.checkpoint, request["prompts"], request["tokens"]), ensure_ascii=False))
+    return 0
+
+
+def _calibrate(options: argparse.Namespace) -> int:
+    from headway.base.files import read_json
+    from headway.recipe.spec import Spec
+    from headway.train.calibrate import calibrate
+
+    spec = Spec.from_json(read_json(options.spec, "spec"))
+    result = calibrate(spec, seconds=options.seconds, threads=options.threads, micro_batch_tokens=options.micro_batch_tokens)
+    print(json.dumps(result))
+    return 0
+
+
+def _leave_error(options: argparse.Namespace, error: HeadwayError) -> None:
+    """Leave the message where the supervisor looks for it."""
+    from headway.base.files import write_json
+
+    directory = options.run / "segments" / f"{options.segment:04d}"
+    if directory.is_dir():
+        problems = [asdict(problem) for problem in error.problems]
+        write_json(directory / "error.json", {"label": error.label, "problems": problems, "exit_code": error.exit_code})
+
+
+VERBS = {"train": _train, "sample": _sample, "calibrate": _calibrate}
+
+if __name__ == "__main__":
+    sys.exit(main())

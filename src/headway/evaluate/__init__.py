@@ -1,0 +1,1 @@
+"""What is asked of a model between updates: held-out loss and greedy continuations (torch)."""

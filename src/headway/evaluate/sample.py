@@ -1,0 +1,45 @@
+"""Greedy continuations of fixed prompts: the same weights give the same text.
+
+Every new token recomputes the whole prefix: exact, stateless, and cheap for the few short prompts of an evaluation.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from headway.base.errors import ConfigError
+from headway.model.context import make_context
+from headway.model.precision import ComputeModel
+
+
+@torch.no_grad()
+def greedy(
+    model: ComputeModel,
+    prompts_ids: list[list[int]],
+    new_tokens: int,
+    rope_base: float,
+    document_token: int | None = None,
+) -> list[list[int]]:
+    """At most ``new_tokens`` ids after each prompt; a continuation ends before ``document_token`` (None: never early)."""
+    return [_continue(model, prompt, new_tokens, rope_base, document_token) for prompt in prompts_ids]
+
+
+def _continue(model: ComputeModel, prompt: list[int], new_tokens: int, rope_base: float, document_token: int | None) -> list[int]:
+    if not prompt:
+        raise ConfigError("a prompt without tokens", "a continuation needs at least one token to stand on")
+    ids = list(prompt)
+    for _ in range(new_tokens):
+        token = _next_token(model, ids, rope_base)
+        if token == document_token:
+            break
+        ids.append(token)
+    return ids[len(prompt) :]
+
+
+def _next_token(model: ComputeModel, ids: list[int], rope_base: float) -> int:
+    """The likeliest next token; on a tie the smallest id."""
+    position_1T = torch.arange(len(ids)).unsqueeze(0)
+    context = make_context(position_1T, torch.zeros_like(position_1T), rope_base, model.spec.head_width, model.dtype)
+    hidden_D = model.forward(torch.tensor([ids]), context)[0, -1]
+    logits_V = (model.head_weight @ hidden_D).float()
+    return int((logits_V == logits_V.max()).nonzero()[0])

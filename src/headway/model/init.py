@@ -1,0 +1,131 @@
+"""Initial weights as a pure function of (seed, name, index): any layout fills its own rectangles and gets the same model.
+
+The tensor NAME of shape S is a stream of 32-bit words of Philox4x64-10, keyed by blake2b(seed, NAME). Element i (row-major)
+takes word i; eight words make one Philox block, so element i lies in block i // 8. Its upper 23 bits are a uniform in the
+middle of one of 2^23 cells, which the inverse normal turns into a value: 24 bits would round to 1.0 in float32 and give inf.
+
+    logical tensor            rectangle: rows 1-2, columns 4-7
+    .  .  .  .  .  .  .  .    long rows (>= 512 elements): the counter is set to the start of each row's run
+    .  .  .  .  X  X  X  X    short ones: whole rows are generated in tiles and cut
+    .  .  .  .  X  X  X  X
+
+Values are computed on the CPU and copied (the inverse error function may differ in its last bit elsewhere).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from headway.recipe.roles import init_std, parameter_shapes
+from headway.recipe.spec import ModelSpec
+
+LONG_RUN_ELEMENTS = 512
+TILE_ELEMENTS = 1 << 22
+WORDS_PER_BLOCK = 8
+
+
+def _key(seed: int, name: str) -> int:
+    """128-bit Philox key of one logical tensor."""
+    digest = hashlib.blake2b(f"{seed}\0{name}".encode(), digest_size=16, person=b"headway.init")
+    return int.from_bytes(digest.digest(), "little")
+
+
+class _Words:
+    """The words of one key, from any element on; one generator whose counter is set instead of many generators."""
+
+    def __init__(self, key: int):
+        self._generator = np.random.Philox(key=key)
+        self._state = self._generator.state
+
+    def __call__(self, start: int, count: int) -> np.ndarray:
+        block, skip = divmod(start, WORDS_PER_BLOCK)
+        blocks = -(-(skip + count) // WORDS_PER_BLOCK)
+        self._state["state"]["counter"][:] = [block & 0xFFFF_FFFF_FFFF_FFFF, block >> 64, 0, 0]
+        self._state["buffer_pos"] = 4  # empty: the next word comes from the counter
+        self._generator.state = self._state
+        raw = np.asarray(self._generator.random_raw(blocks * 4))
+        return raw.astype("<u8", copy=False).view("<u4")[skip : skip + count]
+
+
+def _normal(words: np.ndarray, std: float) -> Tensor:
+    """Inverse normal of the words' upper 23 bits, at the middle of their cells."""
+    uniform = torch.from_numpy((words >> np.uint32(9)).astype(np.float32))
+    return uniform.add_(0.5).mul_(2.0**-22).sub_(1.0).erfinv_().mul_(std * math.sqrt(2.0))
+
+
+def logical_normal(
+    name: str,
+    shape: Sequence[int],
+    std: float,
+    seed: int,
+    offset: Sequence[int] | None = None,
+    lengths: Sequence[int] | None = None,
+) -> Tensor:
+    """The rectangle [offset, offset + lengths) of the logical tensor ``name`` of ``shape``, float32 on the CPU.
+
+    No offset and lengths: the whole tensor. Any rectangle equals the same cut of the whole, bit for bit.
+    """
+    offset = tuple(offset) if offset is not None else (0,) * len(shape)
+    lengths = tuple(lengths) if lengths is not None else tuple(n - o for n, o in zip(shape, offset, strict=True))
+    inside = all(o >= 0 and n >= 0 and o + n <= s for o, n, s in zip(offset, lengths, shape, strict=True))
+    assert inside, f"{name}: rectangle {offset} + {lengths} leaves {tuple(shape)}"
+    out = np.empty(lengths, np.uint32)
+    if out.size:
+        _fill(out.reshape(-1, lengths[-1]), _Words(_key(seed, name)), _rows(shape, offset, lengths), offset[-1], shape[-1])
+    return _normal(out.reshape(-1), std).view(lengths)
+
+
+def _rows(shape: Sequence[int], offset: tuple[int, ...], lengths: tuple[int, ...]) -> Iterator[int]:
+    """Row-major index of each row (last axis) of the rectangle, in order."""
+    for index in np.ndindex(*lengths[:-1]):
+        row = 0
+        for i, o, s in zip(index, offset, shape):
+            row = row * s + i + o
+        yield row
+
+
+def _fill(out_RC: np.ndarray, words: _Words, rows: Iterator[int], column: int, width: int) -> None:
+    """Words of the rectangle's rows: run by run where runs are long, else whole rows in tiles, cut."""
+    count = out_RC.shape[1]
+    whole = count == width
+    if count >= LONG_RUN_ELEMENTS and not whole:
+        for i, row in enumerate(rows):
+            out_RC[i] = words(row * width + column, count)
+        return
+    done = 0
+    for first, height in _consecutive(rows, max(1, TILE_ELEMENTS // width)):
+        tile = words(first * width, height * width).reshape(height, width)
+        out_RC[done : done + height] = tile[:, column : column + count]
+        done += height
+
+
+def _consecutive(rows: Iterator[int], most: int) -> Iterator[tuple[int, int]]:
+    """Runs (first, height) of neighbouring rows, at most ``most`` high."""
+    first, height = next(rows), 1
+    for row in rows:
+        if row == first + height and height < most:
+            height += 1
+        else:
+            yield first, height
+            first, height = row, 1
+    yield first, height
+
+
+@torch.no_grad()
+def initialise(model: nn.Module, spec: ModelSpec, seed: int) -> None:
+    """Fill every parameter of ``model`` in place by its role. Neither order nor torch's generator plays a part."""
+    parameters = dict(model.named_parameters())
+    for wanted in parameter_shapes(spec):
+        parameter, std = parameters.pop(wanted.name), init_std(wanted.role, spec)
+        assert tuple(parameter.shape) == wanted.shape, wanted.name
+        if std is None:
+            parameter.fill_(1.0)
+        else:
+            parameter.copy_(logical_normal(wanted.name, wanted.shape, std, seed))
+    assert not parameters, f"parameters without a role: {sorted(parameters)}"

@@ -1,0 +1,136 @@
+"""Elementwise parts of a block with their gradients written out.
+
+Each is a handful of passes over memory where autograd would make three times as many, and each computes in float32
+(or wider) whatever it is given: between GEMMs the CPU is bound by these passes. The gradients are tested against
+autograd in float64.
+
+Shapes: N tokens (any leading axes), D width, H heads, E head width, F ffn.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd import Function
+from torch.autograd.function import once_differentiable
+
+
+def _wide(x: Tensor) -> Tensor:
+    """``x`` in the dtype of accumulation; float64 stays (tests)."""
+    return x if x.dtype == torch.float64 else x.float()
+
+
+def _inverse_rms(x_ND: Tensor, epsilon: float) -> Tensor:
+    """1 / sqrt(mean x^2 + epsilon) over the last axis, kept."""
+    square_N1 = torch.linalg.vector_norm(x_ND, dim=-1, keepdim=True).square_()
+    return square_N1.div_(x_ND.shape[-1]).add_(epsilon).rsqrt_()
+
+
+def _norm_gradient(grad_ND: Tensor, unit_ND: Tensor, gain_D: Tensor, inverse_N1: Tensor) -> tuple[Tensor, Tensor]:
+    """Gradients of unit * gain by x and by gain, where unit = x * inverse. ``grad_ND`` is overwritten.
+
+    dx = inverse * (gain g - unit * mean(gain g unit))
+    """
+    product_ND = grad_ND * unit_ND
+    mean_N1 = (product_ND @ gain_D).unsqueeze(-1).div_(-gain_D.shape[0])
+    grad_gain_D = product_ND.flatten(0, -2).sum(0)
+    grad_x_ND = grad_ND.mul_(gain_D).addcmul_(unit_ND, mean_N1).mul_(inverse_N1)
+    return grad_x_ND, grad_gain_D
+
+
+class _RmsNorm(Function):
+    @staticmethod
+    def forward(ctx: Any, x_ND: Tensor, gain_D: Tensor, epsilon: float) -> Tensor:
+        wide_ND = _wide(x_ND)
+        inverse_N1 = _inverse_rms(wide_ND, epsilon)
+        ctx.save_for_backward(x_ND, gain_D, inverse_N1)
+        return (wide_ND * inverse_N1).mul_(_wide(gain_D)).to(x_ND.dtype)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_ND: Tensor) -> tuple[Tensor | None, ...]:
+        x_ND, gain_D, inverse_N1 = ctx.saved_tensors
+        unit_ND = _wide(x_ND) * inverse_N1
+        grad = _wide(grad_ND) if grad_ND.dtype != inverse_N1.dtype else grad_ND.clone()
+        grad_x_ND, grad_gain_D = _norm_gradient(grad, unit_ND, _wide(gain_D), inverse_N1)
+        return grad_x_ND.to(x_ND.dtype), grad_gain_D.to(gain_D.dtype), None
+
+
+def rms_norm(x_ND: Tensor, gain_D: Tensor, epsilon: float) -> Tensor:
+    """x / rms(x) * gain over the last axis."""
+    return _RmsNorm.apply(x_ND, gain_D, epsilon)
+
+
+def rotate(x_NHE: Tensor, cos_N1E: Tensor, sin_N1E: Tensor) -> Tensor:
+    """Rotate the pairs (i, i + E/2) by their angles. The inverse is the rotation with -sin."""
+    half = x_NHE.shape[-1] // 2
+    first, second = x_NHE[..., :half], x_NHE[..., half:]
+    out_NHE = torch.empty_like(x_NHE)
+    torch.mul(first, cos_N1E, out=out_NHE[..., :half]).addcmul_(second, sin_N1E, value=-1)
+    torch.mul(second, cos_N1E, out=out_NHE[..., half:]).addcmul_(first, sin_N1E)
+    return out_NHE
+
+
+class _NormRotate(Function):
+    @staticmethod
+    def forward(ctx: Any, x_NHE: Tensor, gain_E: Tensor, cos: Tensor, sin: Tensor, epsilon: float, scale: float) -> Tensor:
+        wide_NHE = _wide(x_NHE)
+        inverse_NH1 = _inverse_rms(wide_NHE, epsilon)
+        ctx.save_for_backward(x_NHE, gain_E, inverse_NH1, cos, sin)
+        ctx.scale = scale
+        return rotate((wide_NHE * inverse_NH1).mul_(_wide(gain_E) * scale), cos, sin).to(x_NHE.dtype)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_NHE: Tensor) -> tuple[Tensor | None, ...]:
+        x_NHE, gain_E, inverse_NH1, cos, sin = ctx.saved_tensors
+        unit_NHE = _wide(x_NHE) * inverse_NH1
+        grad = rotate(_wide(grad_NHE), cos, -sin)
+        grad_x_NHE, grad_gain_E = _norm_gradient(grad, unit_NHE, _wide(gain_E) * ctx.scale, inverse_NH1)
+        return grad_x_NHE.to(x_NHE.dtype), (grad_gain_E * ctx.scale).to(gain_E.dtype), None, None, None, None
+
+
+class _Rotate(Function):
+    @staticmethod
+    def forward(ctx: Any, x_NHE: Tensor, cos: Tensor, sin: Tensor, scale: float) -> Tensor:
+        ctx.save_for_backward(cos, sin)
+        ctx.scale = scale
+        return rotate(_wide(x_NHE), cos, sin).mul_(scale).to(x_NHE.dtype)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_NHE: Tensor) -> tuple[Tensor | None, ...]:
+        cos, sin = ctx.saved_tensors
+        return rotate(_wide(grad_NHE), cos, -sin).mul_(ctx.scale).to(grad_NHE.dtype), None, None, None
+
+
+def norm_rotate(x_NHE: Tensor, gain_E: Tensor | None, cos: Tensor, sin: Tensor, epsilon: float, scale: float = 1.0) -> Tensor:
+    """QK-norm (none when ``gain_E`` is None), the rotary embedding of every head, and ``scale``.
+
+    The scale of attention is applied here, before the one rounding, because 1 / sqrt(E) is not exact in bfloat16.
+    """
+    if gain_E is None:
+        return _Rotate.apply(x_NHE, cos, sin, scale)
+    return _NormRotate.apply(x_NHE, gain_E, cos, sin, epsilon, scale)
+
+
+class _SwiGlu(Function):
+    @staticmethod
+    def forward(ctx: Any, gate_NF: Tensor, up_NF: Tensor) -> Tensor:
+        ctx.save_for_backward(gate_NF, up_NF)
+        return F.silu(gate_NF).mul_(up_NF)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_NF: Tensor) -> tuple[Tensor, Tensor]:
+        gate_NF, up_NF = ctx.saved_tensors
+        grad_up_NF = F.silu(gate_NF).mul_(grad_NF)
+        return torch.ops.aten.silu_backward(grad_NF * up_NF, gate_NF), grad_up_NF
+
+
+def swiglu(gate_NF: Tensor, up_NF: Tensor) -> Tensor:
+    """silu(gate) * up. Saves its two inputs only; silu is computed again in backward."""
+    return _SwiGlu.apply(gate_NF, up_NF)

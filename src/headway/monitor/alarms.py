@@ -1,0 +1,100 @@
+"""Small rules over rows: what a person should look at. Pure functions; the trainer keeps its own policy.
+
+A point that was flagged is left out of the statistics that judge the next one (L10): a spike does not raise the bar.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from dataclasses import asdict, dataclass
+from statistics import fmean, median
+
+from headway.rundir.categories import Category
+
+GRADIENT_FACTOR = 3.0
+GRADIENT_WINDOW_STEPS, GRADIENT_FIRST_STEPS = 64, 16
+THROUGHPUT_SHARE = 0.9
+THROUGHPUT_WINDOW_STEPS, THROUGHPUT_FIRST_STEPS = 16, 48
+RISES = 2
+
+
+@dataclass(frozen=True)
+class Finding:
+    """``rule``: its short name. ``step``: where it was seen."""
+
+    rule: str
+    step: int
+    message: str
+
+    def to_json(self) -> dict:
+        return asdict(self)
+
+
+def find_alarms(rows: list[dict]) -> list[Finding]:
+    """All findings in the kept rows of a run (``read_chain_rows(...).kept``), by step."""
+    steps = [row for row in rows if row["kind"] == "step"]
+    evaluations = [row for row in rows if row["kind"] == "evaluation"]
+    found = non_finite(steps) + gradient_spikes(steps) + held_out_rises(evaluations) + slow_end(steps) + failed_saves(rows)
+    return sorted(found, key=lambda finding: finding.step)
+
+
+def non_finite(steps: list[dict]) -> list[Finding]:
+    """A loss or gradient norm that is NaN or infinite."""
+    bad = [row for row in steps if not (math.isfinite(row["loss"]) and math.isfinite(row["grad_norm"]))]
+    return [Finding("non_finite", row["step"], f"loss {row['loss']}, gradient norm {row['grad_norm']}") for row in bad]
+
+
+def gradient_spikes(steps: list[dict]) -> list[Finding]:
+    """A gradient norm above ``GRADIENT_FACTOR`` times the mean of the last unflagged steps."""
+    found, window = [], deque[float](maxlen=GRADIENT_WINDOW_STEPS)
+    for row in steps:
+        norm = row["grad_norm"]
+        if not math.isfinite(norm):
+            continue
+        if len(window) >= GRADIENT_FIRST_STEPS and norm > GRADIENT_FACTOR * fmean(window):
+            message = f"gradient norm {norm:.3g} is {norm / fmean(window):.1f} times its trailing mean"
+            found.append(Finding("gradient_spike", row["step"], message))
+        else:
+            window.append(norm)
+    return found
+
+
+def held_out_rises(evaluations: list[dict]) -> list[Finding]:
+    """The held-out loss of a source rose ``RISES`` times in a row."""
+    found = []
+    last: dict[str, float] = {}
+    rises: dict[str, int] = {}
+    for row in evaluations:
+        for source, loss in row["loss"].items():
+            rises[source] = rises.get(source, 0) + 1 if loss > last.get(source, math.inf) else 0
+            last[source] = loss
+            if rises[source] >= RISES:
+                found.append(
+                    Finding("held_out_rises", row["step"], f"held-out loss of {source} rose {rises[source]} times in a row")
+                )
+    return found
+
+
+def slow_end(steps: list[dict]) -> list[Finding]:
+    """The newest steps run below ``THROUGHPUT_SHARE`` of the run's median speed."""
+    speeds = [row["targets"] / ns for row in steps if (ns := _working_ns(row))]
+    if len(speeds) < THROUGHPUT_FIRST_STEPS:
+        return []
+    usual, now = median(speeds[:-THROUGHPUT_WINDOW_STEPS]), median(speeds[-THROUGHPUT_WINDOW_STEPS:])
+    if now >= THROUGHPUT_SHARE * usual:
+        return []
+    message = f"the last {THROUGHPUT_WINDOW_STEPS} steps run at {now / usual:.0%} of the usual speed"
+    return [Finding("slow", steps[-1]["step"], message)]
+
+
+def failed_saves(rows: list[dict]) -> list[Finding]:
+    """A save that failed, unless a later one succeeded (C3)."""
+    saved = max((row["step"] for row in rows if row["kind"] == "save"), default=-1)
+    failed = [row for row in rows if row["kind"] == "save_failed" and row["step"] > saved]
+    return [Finding("save_failed", row["step"], f"the save of step {row['step']} failed: {row['error']}") for row in failed]
+
+
+def _working_ns(row: dict) -> int:
+    split = row.get("split", {})
+    return split.get(Category.PRODUCTIVE, 0) + split.get(Category.DATA_STALL, 0)

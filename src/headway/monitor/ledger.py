@@ -1,0 +1,234 @@
+"""The time ledger: where every nanosecond of a run went. A pure fold over the records of supervisor and trainer.
+
+    supervisor  open ---- launch ------------------------------------------ exit ---- launch ---- ...
+    trainer                     start  restored  step  step  save  step (dies)
+    closed as      provision | init | restore | productive ... | ... | detection_to_stop | reconfigure | ...
+
+Each record closes the interval since the record before it, so the categories add up to the chain by construction. Between
+launch and exit the trainer's rows subdivide; an owner that died leaves a gap of category unknown, which surviving rows
+subdivide too. Positions are offsets in ns from the first record: on one boot differences of its boot clock, over an open
+record of another boot the gap that the record holds. Wall clocks of two hosts are never subtracted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from headway.base.digests import digest_json
+from headway.monitor.progress import Progress, attempted_progress, committed_progress
+from headway.rundir.categories import Category
+from headway.rundir.metrics import is_kept, last_kept_steps
+from headway.rundir.segments import Segment
+
+_REDOABLE = (Category.PRODUCTIVE, Category.DATA_STALL)
+"""What a roll-back turns into ``rolled_back``."""
+
+_ENDS = ("hang", "exit", "launch", "finish")
+"""Events after which rows of a trainer no longer count as its time."""
+
+_ORDER = {category: place for place, category in enumerate(Category)}
+
+
+@dataclass(frozen=True)
+class Interval:
+    """``start_ns``: since the first record. ``was``: the category before relabelling."""
+
+    start_ns: int
+    ns: int
+    category: Category
+    segment: int | None = None
+    was: Category | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ledger:
+    """The fold's result. ``details``: durations that a trainer on another boot claims, by segment; no part of the sums."""
+
+    intervals: tuple[Interval, ...]
+    total_ns: int
+    committed: Progress
+    attempted: Progress
+    flags: tuple[str, ...]
+    drift_ns: int  # realtime that passed minus total_ns: shown, never asserted
+    details: dict[int, dict[str, int]]
+
+    @property
+    def categories(self) -> dict[str, int]:
+        """ns by category, largest first; categories without time are left out."""
+        sums: dict[str, int] = {}
+        for interval in self.intervals:
+            sums[interval.category.value] = sums.get(interval.category.value, 0) + interval.ns
+        return dict(sorted(sums.items(), key=lambda item: -item[1]))
+
+    @property
+    def goodput(self) -> float:
+        """Productive time over all time; 0.0 before there is any."""
+        return self.categories.get(Category.PRODUCTIVE.value, 0) / self.total_ns if self.total_ns else 0.0
+
+    @property
+    def committed_tokens_per_second(self) -> float:
+        return self.committed.tokens / (self.total_ns / 1e9) if self.total_ns else 0.0
+
+    def check(self) -> None:
+        """Raise when the intervals do not tile the chain exactly (our own bug, never the user's)."""
+        cursor_ns = 0
+        for interval in self.intervals:
+            if interval.start_ns != cursor_ns or interval.ns <= 0:
+                raise AssertionError(f"ledger: interval at {interval.start_ns} ns does not follow {cursor_ns} ns")
+            cursor_ns += interval.ns
+        if cursor_ns != self.total_ns or sum(self.categories.values()) != self.total_ns:
+            raise AssertionError(f"ledger: intervals sum to {cursor_ns} ns, the chain is {self.total_ns} ns long")
+
+    def to_json(self) -> dict[str, Any]:
+        """Sums and facts, without the intervals."""
+        return {
+            "total_ns": self.total_ns,
+            "categories": self.categories,
+            "goodput": self.goodput,
+            "committed": {"steps": self.committed.steps, "tokens": self.committed.tokens},
+            "attempted": {"steps": self.attempted.steps, "tokens": self.attempted.tokens},
+            "committed_tokens_per_second": self.committed_tokens_per_second,
+            "drift_ns": self.drift_ns,
+            "flags": list(self.flags),
+            "details": {str(segment): split for segment, split in self.details.items()},
+        }
+
+
+def build_ledger(events: list[dict], steps: dict[int, list[dict]], chain: list[Segment]) -> Ledger:
+    """Fold events (``read_events``), rows by segment (``read_all_steps``) and the current chain into a checked ledger."""
+    fold = _Fold(steps=steps, last_kept=last_kept_steps(chain))
+    offsets = _offsets(events, fold.flags)
+    for index, event in enumerate(events):
+        fold.close_event(event, offsets[index])
+        if event["kind"] == "launch":
+            end = next((o for e, o in zip(events[index + 1 :], offsets[index + 1 :], strict=True) if e["kind"] in _ENDS), None)
+            fold.add_rows(event, offsets[index], end)
+    ledger = Ledger(
+        intervals=tuple(fold.intervals),
+        total_ns=fold.cursor_ns,
+        committed=committed_progress(steps, chain),
+        attempted=attempted_progress(steps),
+        flags=tuple(fold.flags),
+        drift_ns=fold.last_real_ns - events[0]["stamp"]["real_ns"] - fold.cursor_ns if events else 0,
+        details=fold.details,
+    )
+    ledger.check()
+    return ledger
+
+
+def _offsets(events: list[dict], flags: list[str]) -> list[int]:
+    """ns of each event since the first one."""
+    offsets: list[int] = []
+    for index, event in enumerate(events):
+        offsets.append(offsets[-1] + _step(events[index - 1], event, flags) if index else 0)
+    return offsets
+
+
+def _step(before: dict, event: dict, flags: list[str]) -> int:
+    """ns between two neighbouring events."""
+    link = event.get("previous")
+    if link and link["digest"] != digest_json(before):
+        flags.append(f"epoch {event['epoch']}: the record it follows is missing or altered")
+    if before["stamp"]["boot_id"] == event["stamp"]["boot_id"]:
+        gap_ns = event["stamp"]["boot_ns"] - before["stamp"]["boot_ns"]
+    elif link:
+        gap_ns = link["gap_ns"]
+    else:
+        gap_ns = event["stamp"]["real_ns"] - before["stamp"]["real_ns"]
+        flags.append(f"the boot changed before {event['kind']} without an open record: a realtime difference counts")
+    if gap_ns < 0:
+        flags.append(f"the clock went back before {event['kind']}: counted as 0")
+    return max(0, gap_ns)
+
+
+@dataclass
+class _Fold:
+    """The state of the fold: everything up to ``cursor_ns`` is accounted for."""
+
+    steps: dict[int, list[dict]]
+    last_kept: dict[int, int | None]
+    cursor_ns: int = 0
+    last_real_ns: int = 0
+    remote: bool = False  # the running trainer's stamps are of another boot
+    intervals: list[Interval] = field(default_factory=list)
+    flags: list[str] = field(default_factory=list)
+    details: dict[int, dict[str, int]] = field(default_factory=dict)
+
+    def close_event(self, event: dict, offset_ns: int) -> None:
+        """Close the time up to ``event``; an open record amid surviving rows closes nothing."""
+        if event["kind"] == "open" and event.get("closes") == Category.UNKNOWN:
+            self.flags.append(f"epoch {event['epoch']}: {event.get('why', 'the owner before it died')}; its gap is unknown")
+        if "closes" not in event:
+            self.last_real_ns = self.last_real_ns or event["stamp"]["real_ns"]
+            return
+        category = Category(event["closes"])
+        if self.remote and event["kind"] in ("hang", "exit"):
+            self._close_remote(event, offset_ns)
+        if offset_ns >= self.cursor_ns:
+            self._add(offset_ns - self.cursor_ns, category, event.get("segment"))
+            self.last_real_ns = event["stamp"]["real_ns"]
+        self.remote = self.remote and event["kind"] != "exit"
+
+    def _close_remote(self, event: dict, offset_ns: int) -> None:
+        """Up to the last receipt nobody of this boot can say what the trainer did: unknown."""
+        silent_ns = event["stamp"]["boot_ns"] - event.get("last_progress_boot_ns", event["stamp"]["boot_ns"])
+        self._add(offset_ns - max(0, silent_ns) - self.cursor_ns, Category.UNKNOWN, event["segment"])
+
+    def add_rows(self, launch: dict, launch_ns: int, end_ns: int | None) -> None:
+        """Subdivide from ``launch`` on by the trainer's rows, up to the event that ends it (None: it still runs)."""
+        segment, boot = launch["segment"], launch["stamp"]
+        rows = self.steps.get(segment, [])
+        self.remote = any(row["stamp"]["boot_id"] != boot["boot_id"] for row in rows)
+        if self.remote:
+            self.flags.append(f"segment {segment}: the trainer's clock is of another boot; its durations are details")
+            self.details[segment] = _durations(rows)
+            return
+        for row in rows:
+            offset_ns = launch_ns + row["stamp"]["boot_ns"] - boot["boot_ns"]
+            if offset_ns < self.cursor_ns or (end_ns is not None and offset_ns > end_ns):
+                self.flags.append(f"segment {segment}: a {row['kind']} row outside the time of its trainer is not counted")
+                continue
+            self._add_row(row, segment, offset_ns - self.cursor_ns, is_first=self.cursor_ns == launch_ns)
+            self.last_real_ns = row["stamp"]["real_ns"]
+
+    def _add_row(self, row: dict, segment: int, length_ns: int, is_first: bool) -> None:
+        undone = row["kind"] == "step" and not is_kept(row, self.last_kept.get(segment, -1))
+        for name, ns in sorted(row.get("split", {}).items(), key=lambda item: _ORDER[Category(item[0])]):
+            taken_ns, category = min(ns, length_ns), Category(name)
+            if undone and category in _REDOABLE:
+                self._add(taken_ns, Category.ROLLED_BACK, segment, was=category)
+            else:
+                self._add(taken_ns, category, segment)
+            length_ns -= taken_ns
+            if taken_ns < ns:
+                self.flags.append(f"segment {segment}: a {row['kind']} row claims more time than passed")
+        if length_ns and not is_first:
+            self.flags.append(f"segment {segment}: rows before a {row['kind']} row are lost; their time is unknown")
+        self._add(length_ns, Category.INIT if is_first else Category.UNKNOWN, segment)
+
+    def _add(self, ns: int, category: Category, segment: int | None, was: Category | None = None) -> None:
+        if ns > 0:
+            self.intervals.append(Interval(self.cursor_ns, ns, category, segment, was))
+            self.cursor_ns += ns
+
+
+def _durations(rows: list[dict]) -> dict[str, int]:
+    sums: dict[str, int] = {}
+    for row in rows:
+        for name, ns in row.get("split", {}).items():
+            sums[name] = sums.get(name, 0) + ns
+    return sums
+
+
+def merged(intervals: tuple[Interval, ...], shortest_ns: int = 0) -> list[Interval]:
+    """For plots: neighbours of one category and segment as one; intervals below ``shortest_ns`` join the one before."""
+    result: list[Interval] = []
+    for interval in intervals:
+        last = result[-1] if result else None
+        alike = last is not None and (last.category, last.segment) == (interval.category, interval.segment)
+        if last is not None and (alike or interval.ns < shortest_ns):
+            result[-1] = replace(last, ns=last.ns + interval.ns)
+        else:
+            result.append(interval)
+    return result

@@ -1,0 +1,113 @@
+"""One look at a run: state, progress, where the time went, what is wrong. Reads records only; starts and changes nothing."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from headway.base.clocks import Clock, SystemClock
+from headway.monitor.alarms import Finding, find_alarms
+from headway.monitor.ledger import Ledger, build_ledger
+from headway.recipe.schedules import Schedule
+from headway.rundir.events import read_events, unfinished_launch
+from headway.rundir.layout import RunDirectory
+from headway.rundir.lease import LeaseView, beat_seconds, observe
+from headway.rundir.metrics import encode_row, read_all_steps, split_rows
+from headway.rundir.processes import is_alive
+from headway.rundir.segments import Segment, current_chain, read_segments
+
+_PATIENCE_BEATS = 2.5
+"""An owner that does not beat for this long is not alive to a reader; only a new owner waits for the whole ttl."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSummary:
+    """``state``: created, running, complete, stopped, failed, crashed (its owner died), orphan (and its trainer still runs)."""
+
+    name: str
+    state: str
+    reason: str
+    owner: dict[str, Any]  # empty when nobody ever owned it
+    owner_alive: bool
+    segment: int | None  # the current one
+    restarts: int  # segments after the first, whoever started them
+    step: int
+    total_steps: int
+    tokens: int
+    total_tokens: int
+    stage: str | None
+    loss: float | None
+    held_out: dict[str, float]
+    checkpoint: str | None  # newest committed one on the chain
+    checkpoint_step: int
+    findings: tuple[Finding, ...]
+    ledger: Ledger
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values; a loss that is not finite is the word "nan" or "inf"."""
+        plain = {key: getattr(self, key) for key in self.__dataclass_fields__ if key not in ("findings", "ledger")}
+        return encode_row({**plain, "findings": [asdict(f) for f in self.findings], "ledger": self.ledger.to_json()})
+
+
+def summarise(run: RunDirectory, clock: Clock | None = None) -> RunSummary:
+    """Reads the whole run. Watches a silent owner for a moment (2.5 beats of its lease) before calling it dead."""
+    clock = clock or SystemClock()
+    view = observe(run, _PATIENCE_BEATS * beat_seconds(run), clock)
+    events, segments, steps = read_events(run), read_segments(run), read_all_steps(run)
+    chain = current_chain(segments)
+    kept = split_rows(steps, chain).kept
+    last_step, last_evaluation, last_save = (_last(kept, kind) for kind in ("step", "evaluation", "save"))
+    schedule = Schedule(run.spec())
+    state, reason = _state(view, events, clock)
+    restored = chain[-1] if chain else None
+    step = max(last_step.get("step", 0), restored.restored_step if restored else 0)
+    return RunSummary(
+        name=run.info()["name"],
+        state=state,
+        reason=reason,
+        owner=view.owner,
+        owner_alive=view.state == "held",
+        segment=restored.id if restored else None,
+        restarts=max(0, len(segments) - 1),
+        step=step,
+        total_steps=schedule.total_steps,
+        tokens=schedule.tokens_before(step),
+        total_tokens=schedule.total_tokens,
+        stage=last_step.get("stage"),
+        loss=last_step.get("loss"),
+        held_out=last_evaluation.get("loss", {}),
+        checkpoint=last_save.get("checkpoint") or (restored.checkpoint if restored else None),
+        checkpoint_step=max(last_save.get("step", 0), restored.restored_step if restored else 0),
+        findings=tuple(find_alarms(kept)),
+        ledger=build_ledger(events, steps, chain),
+    )
+
+
+def read_ledger(run: RunDirectory) -> Ledger:
+    """The ledger of a run directory."""
+    return build_ledger(read_events(run), read_all_steps(run), chain_of(run))
+
+
+def chain_of(run: RunDirectory) -> list[Segment]:
+    return current_chain(read_segments(run))
+
+
+def _last(rows: list[dict], kind: str) -> dict:
+    return next((row for row in reversed(rows) if row["kind"] == kind), {})
+
+
+def _state(view: LeaseView, events: list[dict], clock: Clock) -> tuple[str, str]:
+    if view.state == "held":
+        return "running", ""
+    if not events:
+        return "created", "it was never started"
+    if events[-1]["kind"] == "finish":
+        return events[-1]["state"], events[-1]["reason"]
+    launch = unfinished_launch(events)
+    here = launch is not None and launch["stamp"]["boot_id"] == clock.stamp().boot_id
+    if launch is not None and here and is_alive(launch["pid"], launch.get("start_ticks")):
+        return (
+            "orphan",
+            f"its owner is gone, trainer {launch['pid']} still runs; it ends by itself, or take over with headway resume",
+        )
+    return "crashed", "its owner ended without a word; go on with headway resume"

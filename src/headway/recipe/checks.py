@@ -1,0 +1,257 @@
+"""Rules across fields: what no single field can know. Each check yields (key path, problem); none needs the others.
+
+    one section        heads and kv_heads, vocabulary and dtype, names that repeat
+    one stage          batch or ramp, warm-up inside the stage, a rate curve that can be computed
+    stages and data    mixtures name sources that exist
+
+They run on whatever sections could be read, so that a typing error in one does not hide a contradiction in another.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from headway.base.errors import Problem
+from headway.recipe.lines import KeyPath
+
+if TYPE_CHECKING:
+    from headway.recipe.schema import Data, Model, Objective, Optimizer, Recipe, Stage, Tokenizer
+
+Finding = tuple[KeyPath, Problem]
+LARGEST_UINT16_VOCABULARY = 2**16
+
+
+def check_objective(objective: Objective) -> Iterator[Finding]:
+    total = sum(capability.weight for capability in objective.capabilities)
+    if objective.capabilities and not math.isclose(total, 1.0, abs_tol=1e-6):
+        yield (
+            ("objective", "capabilities"),
+            Problem(f"the weights of the capabilities sum to {total:g}", "weights are shares of one", "make them sum to 1"),
+        )
+    yield from _repeated(("objective", "capabilities"), dict(enumerate(c.name for c in objective.capabilities)), "capabilities")
+
+
+def check_model(model: Model) -> Iterator[Finding]:
+    kv_heads = model.kv_heads or model.heads
+    if model.heads % kv_heads:
+        yield (
+            ("model", "kv_heads"),
+            Problem(
+                f"{model.heads} query heads cannot share {kv_heads} key and value heads",
+                "heads must be a multiple of kv_heads",
+                f"choose kv_heads among {', '.join(map(str, divisors(model.heads)))}",
+            ),
+        )
+    if model.head_width is None and model.width % model.heads:
+        yield (
+            ("model", "heads"),
+            Problem(
+                f"a width of {model.width} does not divide into {model.heads} heads",
+                "without head_width, width must be a multiple of heads",
+                "change width or heads, or give head_width",
+            ),
+        )
+    elif (model.head_width or model.width // model.heads) % 2:
+        where = "heads" if model.head_width is None else "head_width"
+        width = model.head_width or model.width // model.heads
+        yield (
+            ("model", where),
+            Problem(
+                f"a head is {width} wide", "RoPE turns pairs of values: heads have an even width", "choose an even head_width"
+            ),
+        )
+
+
+def check_optimizer(optimizer: Optimizer) -> Iterator[Finding]:
+    if optimizer.beta1 > optimizer.beta2:
+        yield (
+            ("optimizer", "beta1"),
+            Problem(
+                f"beta1 {optimizer.beta1:g} is above beta2 {optimizer.beta2:g}",
+                "the second moment must not forget faster than the first: single updates could grow without bound",
+                "lower beta1 or raise beta2",
+            ),
+        )
+
+
+def check_data(data: Data) -> Iterator[Finding]:
+    yield from _repeated(("data", "sources"), dict(enumerate(source.name for source in data.sources)), "sources")
+    for index, source in enumerate(data.sources):
+        needs_path = source.kind in ("text-tree", "jsonl")
+        if needs_path and source.path is None:
+            yield (
+                ("data", "sources", index, "kind"),
+                Problem(
+                    f"source {source.name!r} has no path", f"a source of kind {source.kind} is read from a path", "add path = ..."
+                ),
+            )
+
+
+def check_stage(index: int, stage: Stage) -> Iterator[Finding]:
+    at: KeyPath = ("stages", index)
+    if (stage.batch is None) == (not stage.ramp):
+        seen = "neither batch nor ramp" if stage.batch is None else "both batch and ramp"
+        yield (
+            (*at, "ramp" if stage.ramp else "name"),
+            Problem(f"stage {stage.name!r} has {seen}", "a stage has one of the two", ""),
+        )
+    if stage.rate.warmup > stage.tokens:
+        yield (
+            (*at, "rate", "warmup"),
+            Problem(
+                f"the warm-up of {stage.rate.warmup:,} tokens is longer than stage {stage.name!r} with {stage.tokens:,}",
+                "a warm-up ends inside its stage",
+                "shorten the warm-up or lengthen the stage",
+            ),
+        )
+    yield from _check_ramp(at, stage)
+    yield from _check_rate(at, stage)
+    if not sum(stage.mixture.values()) > 0:
+        yield (
+            (*at, "mixture"),
+            Problem(f"the mixture of stage {stage.name!r} has no weight", "at least one weight is above zero", ""),
+        )
+
+
+def _check_ramp(at: KeyPath, stage: Stage) -> Iterator[Finding]:
+    starts = [phase.start for phase in stage.ramp]
+    if starts and starts[0] != 0:
+        yield (
+            (*at, "ramp", 0, "from"),
+            Problem(f"the ramp begins at {starts[0]:,} tokens", "the first phase begins at 0", 'write from = "0"'),
+        )
+    for place in range(1, len(starts)):
+        if starts[place] <= starts[place - 1]:
+            yield (
+                (*at, "ramp", place, "from"),
+                Problem(
+                    f"phase {place} begins at {starts[place]:,} tokens, after {starts[place - 1]:,}",
+                    "phases begin one after another",
+                    "put them in order",
+                ),
+            )
+        elif starts[place] >= stage.tokens:
+            yield (
+                (*at, "ramp", place, "from"),
+                Problem(
+                    f"phase {place} begins at {starts[place]:,} tokens, stage {stage.name!r} ends at {stage.tokens:,}",
+                    "a phase begins before its stage ends",
+                    "remove the phase or lengthen the stage",
+                ),
+            )
+    batches = [phase.batch for phase in stage.ramp] or ([stage.batch] if stage.batch else [])
+    for place, batch in enumerate(batches):
+        if batch < stage.sequence:
+            path = (*at, "ramp", place, "batch") if stage.ramp else (*at, "batch")
+            yield (
+                path,
+                Problem(
+                    f"a batch of {batch:,} tokens is smaller than one sequence of {stage.sequence:,}",
+                    "a batch holds whole sequences",
+                    "raise the batch or shorten the sequence",
+                ),
+            )
+
+
+def _check_rate(at: KeyPath, stage: Stage) -> Iterator[Finding]:
+    rate = stage.rate
+    end = rate.end
+    if rate.shape == "inverse_sqrt" and not (end is not None and 0 < end <= rate.start):
+        yield (
+            (*at, "rate", "end" if end is not None else "shape"),
+            Problem(
+                f"inverse_sqrt has end = {end}, start = {rate.start:g}",
+                "an inverse root never reaches zero: its end is above 0 and at most start",
+                "give end, for example 0.1",
+            ),
+        )
+    if rate.shape == "constant" and end not in (None, rate.start):
+        yield (
+            (*at, "rate", "end"),
+            Problem(
+                f"a constant rate has end = {end:g}, start = {rate.start:g}",
+                "a constant ends where it starts",
+                "remove end or choose a shape",
+            ),
+        )
+
+
+def check_mixture(index: int, stage: Stage, source_names: Sequence[str]) -> Iterator[Finding]:
+    for name in stage.mixture:
+        if name not in source_names:
+            yield (
+                ("stages", index, "mixture", name),
+                Problem(
+                    f"stage {stage.name!r} mixes {name!r}, which is no source",
+                    f"sources are {', '.join(source_names)}",
+                    nearest_hint(name, source_names) or "add the source or remove the weight",
+                ),
+            )
+
+
+def check_vocabulary(tokenizer: Tokenizer, data: Data) -> Iterator[Finding]:
+    if data.dtype == "uint16" and tokenizer.vocabulary > LARGEST_UINT16_VOCABULARY:
+        yield (
+            ("data", "dtype"),
+            Problem(
+                f"a vocabulary of {tokenizer.vocabulary:,} does not fit uint16",
+                f"uint16 holds at most {LARGEST_UINT16_VOCABULARY:,} entries",
+                'write dtype = "auto", or "uint32"',
+            ),
+        )
+
+
+def divisors(number: int) -> list[int]:
+    return [d for d in range(1, number + 1) if number % d == 0]
+
+
+def nearest_hint(word: str, known: Sequence[str]) -> str:
+    """``did you mean ...?`` or nothing."""
+    import difflib
+
+    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
+    return f"did you mean {close[0]}?" if close else ""
+
+
+def _repeated(path: KeyPath, names: dict[int, str], what: str) -> Iterator[Finding]:
+    """``names``: place in the list -> name; reported where a name stands for the second time."""
+    for name, count in Counter(names.values()).items():
+        if count > 1:
+            second = [place for place, other in names.items() if other == name][1]
+            yield (
+                (*path, second, "name"),
+                Problem(f"{count} {what} are named {name!r}", "every name is used once in its list", "rename one"),
+            )
+
+
+def run_checks(part: Callable[[str], Any], stages: dict[int, Any], source_names: Sequence[str]) -> list[Finding]:
+    """All checks on the sections that could be read: ``part(name)`` is a section or None, ``stages`` those that are whole."""
+    findings: list[Finding] = []
+    for name, check in SECTION_CHECKS.items():
+        if part(name) is not None:
+            findings += check(part(name))
+    tokenizer, data = part("tokenizer"), part("data")
+    if tokenizer is not None and data is not None:
+        findings += check_vocabulary(tokenizer, data)
+    for index, stage in stages.items():
+        findings += check_stage(index, stage)
+        findings += check_mixture(index, stage, source_names)
+    findings += _repeated(("stages",), {index: stage.name for index, stage in stages.items()}, "stages")
+    return findings
+
+
+def check_recipe(recipe: Recipe) -> list[Finding]:
+    """All checks on a whole recipe."""
+    names = [source.name for source in recipe.data.sources]
+    return run_checks(lambda name: getattr(recipe, name), dict(enumerate(recipe.stages)), names)
+
+
+SECTION_CHECKS: dict[str, Callable[[Any], Iterator[Finding]]] = {
+    "objective": check_objective,
+    "model": check_model,
+    "optimizer": check_optimizer,
+    "data": check_data,
+}

@@ -1,0 +1,68 @@
+"""Field types of the TOML schemas: quantities with units, lists, shares. Shared by the recipe and the deployment.
+
+A quantity is written as a number or a string with a unit and is read by ``base.units``; what it cannot read becomes one
+problem among the others, with the parser's own rule, instead of ending the reading.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import date, datetime
+from typing import Annotated, Any, TypeVar
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic_core import PydanticCustomError
+
+from headway.base import units
+from headway.base.errors import ConfigError
+
+T = TypeVar("T")
+
+
+class Section(BaseModel):
+    """A table of the file. Strict types, no unknown keys, no infinities, never changed after reading."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False, populate_by_name=False)
+
+
+def _quantity(parse: Callable[[Any], Any]) -> BeforeValidator:
+    def read(value: Any) -> Any:
+        try:
+            return parse(value)
+        except ConfigError as error:
+            problem = error.problems[0]
+            raise PydanticCustomError("quantity", "{seen}", {"seen": problem.seen, "rule": problem.rule}) from None
+
+    return BeforeValidator(read)
+
+
+def _as_tuple(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _not_empty(value: Any) -> Any:
+    if value in ([], ()):  # asked here, because a length limit would also count out elements that have problems of their own
+        raise PydanticCustomError("empty_list", "the list is empty, at least one is needed")
+    return _as_tuple(value)
+
+
+def _as_day(value: Any) -> Any:
+    return value.isoformat() if isinstance(value, date | datetime) else value
+
+
+Tokens = Annotated[int, _quantity(units.parse_count), Field(ge=1)]
+TokensOrZero = Annotated[int, _quantity(units.parse_count), Field(ge=0)]
+Entries = Annotated[int, _quantity(lambda value: units.parse_count(value, "entries")), Field(ge=1)]
+Seconds = Annotated[float, _quantity(units.parse_seconds), Field(ge=0)]
+Bytes = Annotated[int, _quantity(units.parse_bytes), Field(ge=1)]
+FlopsPerSecond = Annotated[int, _quantity(lambda value: units.parse_count(value, "flops")), Field(ge=1)]
+BytesPerSecond = Annotated[int, _quantity(units.parse_bytes), Field(ge=1)]
+Positive = Annotated[float, Field(gt=0)]
+Share = Annotated[float, Field(ge=0, le=1)]
+Whole = Annotated[int, Field(ge=1)]
+WholeOrZero = Annotated[int, Field(ge=0)]
+Seed = Annotated[int, Field(ge=0, lt=2**63)]
+Name = Annotated[str, Field(pattern=r"^[^\s/](?:[^/\n]*[^\s/])?$", max_length=100)]
+Day = Annotated[str, BeforeValidator(_as_day)]
+Listed = Annotated[tuple[T, ...], BeforeValidator(_as_tuple)]
+Some = Annotated[tuple[T, ...], BeforeValidator(_not_empty)]

@@ -1,0 +1,218 @@
+"""From a file or a preset's name to a Recipe or a Deployment: read, override, validate, and name every problem at once.
+
+    recipes/demo.toml --tomllib--> plain data --(--set ...)--> plain data --schema, checks--> LoadedRecipe
+                                                                              |
+                                            all problems: file:line, what was seen, the rule, the way out
+
+pydantic takes a moment to import, so the schemas are imported by the functions that need them.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from headway.base.errors import ConfigError, Problem, from_os_error
+from headway.recipe.checks import Finding, check_recipe, nearest_hint, run_checks
+from headway.recipe.lines import KeyPath, key_lines, line_of
+from headway.recipe.overrides import apply_overrides
+
+if TYPE_CHECKING:
+    from headway.recipe.deployment import Deployment
+    from headway.recipe.schema import Recipe
+
+
+@dataclass(frozen=True)
+class Document:
+    """One TOML text with its overrides, and where everything in it stands."""
+
+    text: str
+    path: str
+    data: dict = field(repr=False)
+    lines: dict[KeyPath, int] = field(repr=False)
+    applied: dict[KeyPath, str] = field(repr=False)
+
+    def locate(self, path: KeyPath) -> str:
+        """``file:line`` of a key path, or the override that set it; of the nearest table when the key itself is absent."""
+        for key, override in self.applied.items():
+            if _starts(path, key):
+                return f"--set {override}"
+        if path not in self.lines:
+            for key, override in self.applied.items():
+                if _starts(key, path):
+                    return f"--set {override}"
+        line = line_of(self.lines, path)
+        return f"{self.path}:{line}" if line else self.path
+
+
+@dataclass(frozen=True)
+class LoadedRecipe:
+    """A recipe that can be read, with the text it came from. ``digest`` is of its meaning, not of its text."""
+
+    recipe: Recipe
+    text: str
+    path: str
+    overrides: tuple[str, ...]
+    digest: str
+    document: Document = field(repr=False)
+
+    def locate(self, path: KeyPath) -> str:
+        return self.document.locate(path)
+
+
+def load_recipe(path_or_preset: str | Path, overrides: Iterable[str] = ()) -> LoadedRecipe:
+    """Read a recipe from a file or by a preset's name; ConfigError lists every problem."""
+    from headway.recipe.digests import recipe_digest
+    from headway.recipe.problems import parse_all
+    from headway.recipe.schema import Recipe
+
+    path = find_recipe(path_or_preset)
+    document, problems = read_document(path, list(overrides), kind="recipe")
+    recipe, found = parse_all(Recipe, document)
+    problems += found + place(recipe_findings(recipe, document), document)
+    if problems:
+        raise ConfigError(sorted_problems(problems))
+    assert recipe is not None
+    return LoadedRecipe(recipe, document.text, str(path), tuple(overrides), recipe_digest(recipe), document)
+
+
+def load_deployment(path: str | Path | None = None, overrides: Iterable[str] = (), *, runnable: bool = True) -> Deployment:
+    """Read a deployment; None: one process on this machine. ``runnable=False`` admits what can be planned but not yet run."""
+    from headway.recipe.deployment import Deployment
+    from headway.recipe.placement import check_deployment
+    from headway.recipe.problems import parse_all
+
+    found_path = find_deployment(path) if path is not None else None
+    document, problems = read_document(found_path, list(overrides), kind="deployment")
+    deployment, found = parse_all(Deployment, document)
+    problems += found
+    if deployment is not None:
+        problems += place(check_deployment(deployment, runnable=runnable), document)
+    if problems:
+        raise ConfigError(sorted_problems(problems))
+    assert deployment is not None
+    return deployment
+
+
+def recipe_findings(recipe: Recipe | None, document: Document) -> list[Finding]:
+    """Checks across fields, on the whole recipe or on those sections and stages that can be read by themselves."""
+    from headway.recipe.problems import read_part
+    from headway.recipe.schema import Recipe, Stage
+
+    if recipe is not None:
+        return check_recipe(recipe)
+    stages = {i: read_part(Stage, value) for i, value in enumerate(_tables(document.data.get("stages")))}
+    data = document.data.get("data")
+    sources = _tables(data.get("sources")) if isinstance(data, dict) else []
+    names = [str(source["name"]) for source in sources if "name" in source]
+
+    def part(name: str) -> Any:
+        return read_part(Recipe.model_fields[name].annotation, document.data.get(name))
+
+    return run_checks(part, {i: stage for i, stage in stages.items() if stage is not None}, names)
+
+
+def _tables(value: Any) -> list[dict]:
+    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
+
+
+def read_document(path: Path | None, overrides: list[str], kind: str) -> tuple[Document, list[Problem]]:
+    """The TOML of ``path`` (None: an empty file) with its overrides applied. A syntax error ends the reading."""
+    text = _read_text(path, kind) if path is not None else ""
+    try:
+        data = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise _syntax_error(error, text, path) from error
+    lines = key_lines(text)
+    applied, problems = apply_overrides(data, overrides)
+    return Document(text, str(path) if path else f"default {kind}", data, lines, applied), problems
+
+
+def place(findings: Iterable[Finding], document: Document) -> list[Problem]:
+    """Give each finding its file and line."""
+    return [Problem(p.seen, p.rule, p.way_out, document.locate(path)) for path, p in findings]
+
+
+def sorted_problems(problems: list[Problem]) -> list[Problem]:
+    """By file and line, each once."""
+
+    def key(problem: Problem) -> tuple[str, int]:
+        head, _, line = problem.where.rpartition(":")
+        return (head, int(line)) if line.isdigit() else (problem.where, 0)
+
+    return sorted(dict.fromkeys(problems), key=key)
+
+
+# --- finding files ------------------------------------------------------------------------------------------------------
+
+
+def preset_directory() -> Path:
+    """Where the shipped recipes lie: inside the installed package, or at the root of a checkout."""
+    import headway
+
+    package = Path(headway.__file__).parent
+    installed = package / "recipes"
+    return installed if installed.is_dir() else package.parents[1] / "recipes"
+
+
+def preset_names() -> list[str]:
+    """Names of the shipped recipes."""
+    return sorted(p.stem for p in preset_directory().glob("*.toml") if not p.name.endswith(".deployment.toml"))
+
+
+def find_recipe(path_or_preset: str | Path) -> Path:
+    """A path as given, or the file of a preset when the name has neither separator nor suffix."""
+    return _find(path_or_preset, ".toml", "recipe")
+
+
+def find_deployment(path_or_preset: str | Path) -> Path:
+    return _find(path_or_preset, ".deployment.toml", "deployment")
+
+
+def _find(given: str | Path, suffix: str, kind: str) -> Path:
+    path = Path(given)
+    if path.suffix or len(path.parts) > 1 or path.is_absolute() or str(given) in ("", ".", ".."):
+        return path
+    shipped = preset_directory() / f"{given}{suffix}"
+    if shipped.is_file():
+        return shipped
+    names = preset_names() if kind == "recipe" else [p.name.removesuffix(suffix) for p in preset_directory().glob(f"*{suffix}")]
+    raise ConfigError(
+        f"there is no preset named {str(given)!r}",
+        f"presets are {', '.join(sorted(names)) or '(none found)'}; a file is named with its suffix or its directory",
+        nearest_hint(str(given), names) or f"for a file write {given}.toml or ./{given}",
+    )
+
+
+def _read_text(path: Path, kind: str) -> str:
+    try:
+        return path.read_bytes().decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = path.read_bytes()[: error.start].count(b"\n") + 1
+        raise ConfigError("the text is not UTF-8", "TOML is UTF-8", "save the file as UTF-8", f"{path}:{line}") from error
+    except FileNotFoundError as error:
+        rule = "it is a TOML file or the name of a preset"
+        raise ConfigError(f"there is no {kind} at {path}", rule, "check the path") from error
+    except IsADirectoryError as error:
+        raise ConfigError(f"{path} is a directory", f"a {kind} is a TOML file", "name the file in it") from error
+    except OSError as error:
+        raise from_os_error(error, path, f"cannot read {kind}") from error
+
+
+def _syntax_error(error: tomllib.TOMLDecodeError, text: str, path: Path | None) -> ConfigError:
+    import re
+
+    message = str(error)
+    found = re.search(r"\(at line (\d+), column (\d+)\)", message)
+    line = int(found[1]) if found else text.count("\n") + 1
+    shown = text.splitlines()[line - 1].strip() if line <= len(text.splitlines()) else "(end of file)"
+    seen = re.sub(r"\s*\(at .*\)$", "", message)
+    way_out = 'texts and quantities with units stand in quotes: "4M"'
+    return ConfigError(f"not TOML: {seen}", f"the line reads: {shown}", way_out, f"{path}:{line}")
+
+
+def _starts(path: KeyPath, head: KeyPath) -> bool:
+    return tuple(map(str, path[: len(head)])) == tuple(map(str, head))

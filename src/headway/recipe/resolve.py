@@ -1,0 +1,237 @@
+"""Recipe -> Spec: every default filled in, every derived value computed, every contradiction refused (law 2).
+
+Recipe  (+ DataFacts from the data manifest)  ->  Spec       can run
+Recipe                                        ->  draft Spec can be planned: no source has a size yet
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import TYPE_CHECKING
+
+from headway.base.errors import ConfigError, Problem
+from headway.recipe.checks import Finding, check_recipe, nearest_hint
+from headway.recipe.digests import recipe_digest
+from headway.recipe.lines import KeyPath
+from headway.recipe.load import LoadedRecipe
+from headway.recipe.schedules import whole_batches
+from headway.recipe.spec import (
+    QUANTA,
+    EvaluationSpec,
+    ModelSpec,
+    OptimizerSpec,
+    PrecisionSpec,
+    RateSpec,
+    SourceSpec,
+    Spec,
+    StabilitySpec,
+    StageSpec,
+    TokenizerSpec,
+)
+
+if TYPE_CHECKING:
+    from headway.recipe.schema import Model, Optimizer, Rate, Recipe, Stage
+
+
+@dataclass(frozen=True)
+class SourceFacts:
+    """What the data manifest knows of one source. ``tokens`` without what was held out."""
+
+    name: str
+    tokens: int
+    chunk_tokens: int
+    target_share: float  # target tokens per token
+    digest: str
+    licence: str
+
+
+@dataclass(frozen=True)
+class DataFacts:
+    """What the data manifest knows, as far as a Spec depends on it."""
+
+    manifest_digest: str
+    tokenizer_digest: str
+    vocabulary: int
+    document_token: str
+    sources: tuple[SourceFacts, ...]
+
+
+def resolve(recipe: Recipe | LoadedRecipe, facts: DataFacts | None, *, parent: dict | None = None) -> Spec:
+    """The Spec of ``recipe`` over the built data ``facts`` (None: a draft). ConfigError lists every contradiction."""
+    locate: Callable[[KeyPath], str] = lambda path: ""  # noqa: E731
+    if isinstance(recipe, LoadedRecipe):
+        locate, recipe = recipe.locate, recipe.recipe
+    whole = recipe
+    findings = check_recipe(whole)
+    if facts is not None and not findings:
+        findings = facts_findings(whole, facts)
+    _refuse(findings, locate)
+    return _build(whole, facts, parent)
+
+
+def _refuse(findings: Sequence[Finding], locate: Callable[[KeyPath], str]) -> None:
+    if findings:
+        raise ConfigError([Problem(p.seen, p.rule, p.way_out, locate(path)) for path, p in findings])
+
+
+def _build(recipe: Recipe, facts: DataFacts | None, parent: dict | None) -> Spec:
+    sources = tuple(resolve_sources(recipe, facts))
+    model = resolve_model(recipe.model, recipe.tokenizer.vocabulary)
+    evaluation = recipe.evaluation
+    return Spec(
+        name=recipe.name,
+        seed=recipe.seed,
+        data_seed=recipe.seed if recipe.data.seed is None else recipe.data.seed,
+        objective=recipe.objective.model_dump(mode="json"),
+        tokenizer=TokenizerSpec(
+            kind=recipe.tokenizer.kind,
+            vocabulary=recipe.tokenizer.vocabulary,
+            document_token=recipe.tokenizer.document_token,
+            digest=facts.tokenizer_digest if facts else None,
+        ),
+        model=model,
+        sources=sources,
+        stages=resolve_stages(recipe.stages, sources, model.rope_base),
+        optimizer=resolve_optimizer(recipe.optimizer),
+        stability=StabilitySpec(z_loss=float(recipe.stability.z_loss)),
+        precision=PrecisionSpec(compute=recipe.precision.compute),
+        evaluation=EvaluationSpec(
+            every_tokens=evaluation.every,
+            tokens_per_source=evaluation.tokens_per_source,
+            prompts=evaluation.prompts,
+            sample_tokens=evaluation.sample_tokens,
+        ),
+        manifest_digest=facts.manifest_digest if facts else None,
+        recipe_digest=recipe_digest(recipe),
+        parent=parent,
+        interventions=recipe.interventions.model_dump(mode="json"),
+    )
+
+
+# --- parts --------------------------------------------------------------------------------------------------------------
+
+
+def resolve_model(model: Model, vocabulary: int) -> ModelSpec:
+    return ModelSpec(
+        layers=model.layers,
+        width=model.width,
+        heads=model.heads,
+        kv_heads=model.kv_heads or model.heads,
+        head_width=model.head_width or model.width // model.heads,
+        ffn_width=model.ffn_width or default_ffn_width(model.width),
+        vocabulary=vocabulary,
+        rope_base=float(model.rope_base),
+        norm_epsilon=float(model.norm_epsilon),
+        qk_norm=model.qk_norm,
+        tied_embeddings=model.tied_embeddings,
+        init_std=float(model.init_std),
+    )
+
+
+def default_ffn_width(width: int) -> int:
+    """8/3 of the width, so that three SwiGLU matrices cost what two of 4 x width would; a multiple of 64 for the kernels."""
+    return max(64, round(8 * width / 3 / 64) * 64)
+
+
+def resolve_optimizer(optimizer: Optimizer) -> OptimizerSpec:
+    return OptimizerSpec(
+        kind=optimizer.kind,
+        peak_rate=float(optimizer.peak_rate),
+        beta1=float(optimizer.beta1),
+        beta2=float(optimizer.beta2),
+        epsilon=float(optimizer.epsilon),
+        weight_decay=float(optimizer.weight_decay),
+        clip_norm=float(optimizer.clip_norm) or None,
+    )
+
+
+def resolve_sources(recipe: Recipe, facts: DataFacts | None) -> list[SourceSpec]:
+    """In the recipe's order. A draft's sources have no tokens and count as plain text (target share 1)."""
+    known = {source.name: source for source in facts.sources} if facts else {}
+    resolved = []
+    for source in recipe.data.sources:
+        fact = known.get(source.name)
+        resolved.append(
+            SourceSpec(
+                name=source.name,
+                tokens=fact.tokens if fact else 0,
+                chunk_tokens=fact.chunk_tokens if fact else 0,
+                target_share=float(fact.target_share) if fact else 1.0,
+                digest=fact.digest if fact else None,
+                cap_epochs=None if source.cap_epochs is None else float(source.cap_epochs),
+                licence=fact.licence if fact else source.licence,
+            )
+        )
+    return resolved
+
+
+def resolve_stages(stages: Sequence[Stage], sources: Sequence[SourceSpec], rope_base: float) -> tuple[StageSpec, ...]:
+    """In order, because a stage inherits the RoPE base of the one before."""
+    resolved = []
+    for stage in stages:
+        rope_base = float(stage.rope_base or rope_base)
+        ramp = [(phase.start, phase.batch) for phase in stage.ramp] or [(0, stage.batch or stage.sequence)]
+        sequences, phases = whole_batches(stage.tokens, stage.sequence, ramp)
+        resolved.append(
+            StageSpec(
+                name=stage.name,
+                tokens=stage.tokens,
+                sequence_length=stage.sequence,
+                sequences=sequences,
+                phases=phases,
+                rate=resolve_rate(stage.rate),
+                quanta=mixture_quanta([stage.mixture.get(s.name, 0.0) for s in sources], [s.target_share for s in sources]),
+                rope_base=rope_base,
+                entry_gates=tuple(gate.model_dump(mode="json") for gate in stage.entry_gates),
+                exit_gates=tuple(gate.model_dump(mode="json") for gate in stage.exit_gates),
+            )
+        )
+    return tuple(resolved)
+
+
+def resolve_rate(rate: Rate) -> RateSpec:
+    end = rate.end if rate.end is not None else (rate.start if rate.shape == "constant" else 0.0)
+    return RateSpec(warmup_tokens=rate.warmup, shape=rate.shape, start=float(rate.start), end=float(end))
+
+
+def mixture_quanta(weights: Sequence[float], target_shares: Sequence[float]) -> tuple[int, ...]:
+    """Quanta per source: proportional to weight / target share by largest remainder, sum 65,536, none lost that has weight."""
+    wanted = [Fraction(w) / Fraction(tau) for w, tau in zip(weights, target_shares, strict=True)]
+    ideal = [value * QUANTA / sum(wanted) for value in wanted]
+    quanta = [max(int(value), 1) if value else 0 for value in ideal]
+    order = sorted((i for i, value in enumerate(ideal) if value), key=lambda i: (quanta[i] - ideal[i], i))
+    for place in range(QUANTA - sum(quanta)):
+        quanta[order[place % len(order)]] += 1
+    while sum(quanta) > QUANTA:  # many sources were lifted to one quantum: the largest gives
+        quanta[quanta.index(max(quanta))] -= 1
+    return tuple(quanta)
+
+
+# --- the recipe against the data ----------------------------------------------------------------------------------------
+
+
+def facts_findings(recipe: Recipe, facts: DataFacts) -> list[Finding]:
+    """Where the built data is not what the recipe describes."""
+    rebuild = "build the data again with: headway data build"
+    rule = "a run trains on the tokens it was described with"
+    findings: list[Finding] = []
+    for key, built, asked in (
+        ("vocabulary", facts.vocabulary, recipe.tokenizer.vocabulary),
+        ("document_token", facts.document_token, recipe.tokenizer.document_token),
+    ):
+        if built != asked:
+            seen = f"the data was built with {key} {built!r}, the recipe has {asked!r}"
+            findings.append((("tokenizer", key), Problem(seen, rule, rebuild)))
+    known = {source.name: source for source in facts.sources}
+    for index, source in enumerate(recipe.data.sources):
+        at: KeyPath = ("data", "sources", index, "name")
+        if source.name not in known:
+            hint = nearest_hint(source.name, list(known)) or rebuild
+            seen = f"source {source.name!r} is not in the built data"
+            findings.append((at, Problem(seen, f"it holds {', '.join(known)}", hint)))
+        elif known[source.name].tokens < 2:
+            seen = f"source {source.name!r} is empty: {known[source.name].tokens} tokens"
+            findings.append((at, Problem(seen, "a source holds text", "check its path and patterns")))
+    return findings

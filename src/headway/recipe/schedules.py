@@ -1,0 +1,158 @@
+"""The one implementation of every schedule: place of a step, batch, learning rate.
+
+Planner, trainer, monitor and plots all call these. Position is the trained index: u sequences of the current stage.
+
+    stage "main", T = 256      u: 0 ......... 4096 ................ 16384 = M
+    phases                        b = 16        b = 64
+    steps                      0, 1, ... 255,  256, 257, ...        447
+
+The learning rate of a step is the stage's curve at the middle of the step's tokens: above zero at the first step of a
+warm-up, above zero at the last step of a decay to zero, and exact in the integral under any batch ramp.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+
+from headway.recipe.spec import BatchPhase, RateSpec, Spec, StageSpec
+
+SHAPES = ("constant", "linear", "cosine", "inverse_sqrt", "one_minus_sqrt")
+
+
+@dataclass(frozen=True)
+class StepPlace:
+    """Where step ``step`` (0-based, global) stands: stage, first trained index u, sequences in its batch."""
+
+    step: int
+    stage: int
+    first_sequence: int
+    batch_sequences: int
+
+    @property
+    def end_sequence(self) -> int:
+        return self.first_sequence + self.batch_sequences
+
+
+def whole_batches(tokens: int, sequence_length: int, ramp: list[tuple[int, int]]) -> tuple[int, tuple[BatchPhase, ...]]:
+    """Sequences of a stage and its batch phases.
+
+    ``ramp``: (from tokens of the stage, batch tokens), first from 0. Whole batches are added until their tokens reach the
+    next phase's start (or ``tokens``); a batch holds round(batch tokens / sequence length) sequences, at least one.
+    """
+    phases: list[BatchPhase] = []
+    sequences = 0
+    for index, (_, batch_tokens) in enumerate(ramp):
+        end = min(ramp[index + 1][0] if index + 1 < len(ramp) else tokens, tokens)
+        batch = max(1, round(batch_tokens / sequence_length))
+        missing = end - sequences * sequence_length
+        if missing > 0 or not phases:
+            phases.append(BatchPhase(sequences, batch))
+            sequences += max(0, -(-missing // (batch * sequence_length))) * batch
+    return sequences, tuple(phases)
+
+
+def shape_value(shape: str, x: float, start: float, end: float) -> float:
+    """The curve between ``start`` and ``end`` at x in [0, 1]."""
+    if shape == "constant":
+        return start
+    if shape == "linear":
+        return start + (end - start) * x
+    if shape == "cosine":
+        return end + (start - end) * 0.5 * (1 + math.cos(math.pi * x))
+    if shape == "one_minus_sqrt":
+        return end + (start - end) * (1 - math.sqrt(x))
+    if shape == "inverse_sqrt":  # start / sqrt(1 + c x) with c such that x = 1 gives end
+        return start / math.sqrt(1 + ((start / end) ** 2 - 1) * x)
+    raise AssertionError(shape)
+
+
+def rate_factor(rate: RateSpec, tokens_done: float, tokens_total: float) -> float:
+    """Share of the peak rate after ``tokens_done`` of the stage's ``tokens_total`` tokens."""
+    if tokens_done < rate.warmup_tokens:
+        return rate.start * tokens_done / rate.warmup_tokens
+    rest = tokens_total - rate.warmup_tokens
+    x = 0.0 if rest <= 0 else min(1.0, (tokens_done - rate.warmup_tokens) / rest)
+    return shape_value(rate.shape, x, rate.start, rate.end)
+
+
+class Schedule:
+    """Step arithmetic over all stages of a Spec. Stateless: any step's place in O(stages + phases)."""
+
+    def __init__(self, spec: Spec):
+        self.spec = spec
+
+    @cached_property
+    def _steps(self) -> list[list[int]]:
+        """Per stage and phase."""
+        return [self._phase_steps(stage) for stage in self.spec.stages]
+
+    @cached_property
+    def _stage_steps(self) -> list[int]:
+        return [sum(steps) for steps in self._steps]
+
+    @staticmethod
+    def _phase_steps(stage: StageSpec) -> list[int]:
+        ends = [p.first_sequence for p in stage.phases[1:]] + [stage.sequences]
+        return [(end - p.first_sequence) // p.batch_sequences for p, end in zip(stage.phases, ends, strict=True)]
+
+    @property
+    def total_steps(self) -> int:
+        return sum(self._stage_steps)
+
+    def stage_steps(self, stage: int) -> int:
+        return self._stage_steps[stage]
+
+    def first_step(self, stage: int) -> int:
+        return sum(self._stage_steps[:stage])
+
+    @property
+    def total_tokens(self) -> int:
+        return sum(s.sequences * s.sequence_length for s in self.spec.stages)
+
+    def place(self, step: int) -> StepPlace:
+        """The place of global step ``step``; ``total_steps`` itself is the end of the last stage (batch 0)."""
+        assert 0 <= step <= self.total_steps, step
+        rest = step
+        for index, stage in enumerate(self.spec.stages):
+            if rest < self._stage_steps[index]:
+                for phase, steps in zip(stage.phases, self._steps[index], strict=True):
+                    if rest < steps:
+                        first = phase.first_sequence + rest * phase.batch_sequences
+                        return StepPlace(step, index, first, phase.batch_sequences)
+                    rest -= steps
+            rest -= self._stage_steps[index]
+        last = len(self.spec.stages) - 1
+        return StepPlace(step, last, self.spec.stages[last].sequences, 0)
+
+    def tokens_before(self, step: int) -> int:
+        """Tokens trained by the steps before ``step``."""
+        place = self.place(step)
+        before = sum(s.sequences * s.sequence_length for s in self.spec.stages[: place.stage])
+        return before + place.first_sequence * self.spec.stages[place.stage].sequence_length
+
+    def rate(self, step: int) -> float:
+        """Learning rate of global step ``step``."""
+        place = self.place(step)
+        stage = self.spec.stages[place.stage]
+        middle = (place.first_sequence + place.batch_sequences / 2) * stage.sequence_length
+        total = stage.sequences * stage.sequence_length
+        return self.spec.optimizer.peak_rate * rate_factor(stage.rate, middle, total)
+
+    def rate_at_tokens(self, tokens: float) -> float:
+        """The continuous curve at ``tokens`` of the whole run (for tables and plots)."""
+        for stage in self.spec.stages:
+            total = stage.sequences * stage.sequence_length
+            if tokens <= total or stage is self.spec.stages[-1]:
+                return self.spec.optimizer.peak_rate * rate_factor(stage.rate, min(tokens, total), total)
+            tokens -= total
+        raise AssertionError
+
+    def evaluation_due(self, step_done: int) -> bool:
+        """Whether the boundary after ``step_done`` steps is the first at or after a multiple of every_tokens, or the end."""
+        every = self.spec.evaluation.every_tokens
+        if step_done <= 0:
+            return False
+        crossed = self.tokens_before(step_done) // every > self.tokens_before(step_done - 1) // every
+        return crossed or step_done == self.total_steps

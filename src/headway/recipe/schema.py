@@ -1,0 +1,267 @@
+"""The recipe as people write it: one TOML file that says what a run is.
+
+    kind, schema_version, name, seed
+    [objective]      why, what counts, what must hold                 declared, travels with the run
+    [tokenizer]      [model]      [optimizer]      [stability]      [precision]      [evaluation]
+    [data]           [[data.sources]]                                 where text comes from
+    [[stages]]       tokens, sequence, batch or ramp, rate, mixture   in order
+    [interventions]  who may change what while it runs
+
+Strict: unknown keys, wrong types and wrong units are problems, all reported at once (``load.py``). Quantities carry units
+("15T", "4M tokens", "30min"). Whatever has no value here gets one in ``resolve.py``. Help texts and reference tables are
+made from the descriptions.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from headway.recipe.fields import (
+    Bytes,
+    Day,
+    Entries,
+    Listed,
+    Name,
+    Positive,
+    Seconds,
+    Section,
+    Seed,
+    Share,
+    Some,
+    Tokens,
+    TokensOrZero,
+    Whole,
+    WholeOrZero,
+)
+
+Shape = Literal["constant", "linear", "cosine", "inverse_sqrt", "one_minus_sqrt"]
+SourceKind = Literal["text-tree", "jsonl", "python-stdlib", "pydoc-topics"]
+
+
+def said(description: str, default: Any = ..., **limits: Any) -> Any:
+    """A field with its description: unit, meaning of None or zero."""
+    return Field(default, description=description, **limits)
+
+
+# --- objective ----------------------------------------------------------------------------------------------------------
+
+
+class Capability(Section):
+    """Something the model should be good at, and how that is measured."""
+
+    name: Name = said("what the model should be able to do")
+    weight: Share = said("share of the whole; all weights sum to 1")
+    evaluation: str = said("how it is measured: a source's held-out loss, a task suite", "")
+
+
+class Alternative(Section):
+    """Another way to the objective that was weighed, and why it was or was not taken."""
+
+    option: str = said("what could be done instead")
+    verdict: str = said("why it was taken or set aside")
+
+
+class Objective(Section):
+    """Why this run exists and what must hold. Declared before the start, compared with the outcome at the end."""
+
+    why: str = said("the reason for the run, in a sentence", "")
+    decision: Literal["train from scratch", "continue", "use existing"] = said(
+        "how the model is obtained, decided before anything else", "train from scratch"
+    )
+    alternatives: Listed[Alternative] = said("other ways that were considered first", ())
+    capabilities: Listed[Capability] = said("what counts, with weights that sum to 1; empty: nothing declared", ())
+    languages: Listed[str] = said("languages that must work, as BCP 47 tags such as en, de-CH", ())
+    context: Tokens | None = said("longest context that users need, tokens; None: not stated", None)
+    latency: Seconds | None = said("longest time to answer, per generated token, duration; None: not stated", None)
+    memory: Bytes | None = said("memory that serving may take, bytes; None: not stated", None)
+    licence: str = said("licence under which the weights will be given away or kept", "")
+    hardware: str = said("hardware that the model will be served on", "")
+    deadline: Day = said("day by which the model must be ready, as YYYY-MM-DD; empty: none", "")
+    hard_constraints: Listed[str] = said("statements that must hold whatever the loss", ())
+    acceptable_failure_risk: Share | None = said("accepted probability of no usable model; None: not stated", None)
+    privacy: str = said("what may not be in the data or come out of the model", "")
+    audit: str = said("what must be provable afterwards, and to whom", "")
+    replacement_nodes: str = said("what happens when a node is lost for good: wait, spare, go on with fewer", "")
+    checkpoint_every: Seconds | None = said("wish: no more than this much work may be lost, duration; None: not stated", None)
+    another_experiment_if: str = said("what result would justify another experiment before the run", "")
+    freeze_if: str = said("what evidence is enough to freeze the recipe and start", "")
+
+
+# --- tokenizer, model ---------------------------------------------------------------------------------------------------
+
+
+class Tokenizer(Section):
+    """How text becomes tokens. Trained on the run's own sources when the data is built."""
+
+    kind: Literal["bpe"] = said("byte-level byte pair encoding", "bpe")
+    vocabulary: Entries = said("entries, special tokens included; at least 257 (256 bytes and the document token)", ge=257)
+    document_token: str = said("special token that stands at the head of every document", "<|document|>", min_length=1)
+
+
+class Model(Section):
+    """A dense decoder: pre-norm, grouped-query attention with RoPE, SwiGLU. Widths are global, before any sharding."""
+
+    layers: Whole = said("blocks of attention and feed-forward")
+    width: Whole = said("width of the residual stream")
+    heads: Whole = said("query heads")
+    kv_heads: Whole | None = said("key and value heads, a divisor of heads; None: as many as heads", None)
+    head_width: Whole | None = said("width of a head, even (RoPE turns pairs); None: width / heads", None)
+    ffn_width: Whole | None = said("inner width of the feed-forward; None: 8/3 of width, rounded to a multiple of 64", None)
+    rope_base: Positive = said("base of the RoPE frequencies; a stage may raise it for longer context", 10_000.0)
+    norm_epsilon: Positive = said("added to the mean square in RMSNorm", 1e-5)
+    qk_norm: bool = said("RMSNorm on queries and keys per head: keeps attention logits bounded", True)
+    tied_embeddings: bool = said("one matrix for embedding and head", False)
+    init_std: Positive = said("standard deviation of initial matrices; residual outputs get it / sqrt(2 layers)", 0.02)
+
+
+# --- data ---------------------------------------------------------------------------------------------------------------
+
+
+class Source(Section):
+    """A collection of documents."""
+
+    name: Name = said("name used in mixtures, records and reports")
+    kind: SourceKind = said("text-tree: files under path; jsonl: a document a line; the others: part of Python")
+    path: str | None = said("directory or file, for text-tree and jsonl; None: the kind knows", None)
+    include: Listed[str] = said("glob patterns of files to take, relative to path; empty: what the kind takes by default", ())
+    field: str = said("key that holds the text, for jsonl", "text")
+    licence: str = said("licence of the text", "unknown")
+    provenance: str = said("where it came from, when, by whom", "")
+    cap_epochs: Positive | None = said("most passes over this source that are allowed; None: no cap", None)
+
+
+class Data(Section):
+    """Sources and how they are cut. Its manifest digest becomes part of the run's identity."""
+
+    seed: Seed | None = said("seed of the data order; None: the recipe's seed", None)
+    held_out: TokensOrZero = said("tokens per source set apart for held-out loss, never trained on", 100_000)
+    chunk: Tokens | None = said("tokens per shuffled chunk of a source; None: 2^floor(log2(tokens / 64)), at most 2^30", None)
+    dtype: Literal["auto", "uint16", "uint32"] = said("stored tokens; auto: the smallest type that holds the vocabulary", "auto")
+    sources: Some[Source] = said("collections of documents, at least one")
+
+
+# --- stages -------------------------------------------------------------------------------------------------------------
+
+
+class RampPhase(Section):
+    """From this many tokens of the stage on, batches are this large."""
+
+    start: TokensOrZero = Field(alias="from", description="tokens of the stage already trained when this phase begins; first 0")
+    batch: Tokens = said("tokens per optimizer step, over all replicas")
+
+
+class Rate(Section):
+    """The learning-rate factor over a stage: a linear warm-up from 0 to ``start``, then ``shape`` down to ``end``."""
+
+    warmup: TokensOrZero = said("tokens of linear warm-up at the head of the stage; 0: none", 0)
+    shape: Shape = said("curve after the warm-up", "constant")
+    start: Positive = said("share of the peak rate after the warm-up", 1.0)
+    end: Annotated[float, Field(ge=0)] | None = said(
+        "share of the peak at the stage's end; None: start if constant, else 0", None
+    )
+
+
+class Gate(Section):
+    """A condition to pass, fixed before its result is known. Declared here and carried with the run."""
+
+    name: Name = said("what the gate guards")
+    metric: str = said("what is measured")
+    comparison: Literal["<", "<=", ">", ">="] = said("how the metric must stand to the threshold")
+    threshold: float = said("value, in the metric's own unit")
+    deadline: str = said("by when it must be measured; empty: at the boundary", "")
+    unresolved: Listed[str] = said("assumptions that stay open even when it passes", ())
+
+
+class Stage(Section):
+    """A part of the run with one sequence length, one mixture and one rate curve."""
+
+    name: Name = said("name used in records and layouts")
+    tokens: Tokens = said("tokens to train; whole batches are added until they reach it")
+    sequence: Whole = said("tokens per sequence", ge=2)
+    batch: Tokens | None = said("tokens per optimizer step, over all replicas; None: see ramp", None)
+    ramp: Listed[RampPhase] = said("batch sizes in phases, instead of batch", ())
+    rate: Rate = said("learning-rate curve of the stage")
+    mixture: dict[str, Annotated[float, Field(ge=0)]] = said("source -> weight, as shares of target tokens; any scale")
+    rope_base: Positive | None = said("base of the RoPE frequencies in this stage; None: as the stage before", None)
+    entry_gates: Listed[Gate] = said("conditions to start the stage", ())
+    exit_gates: Listed[Gate] = said("conditions to leave the stage", ())
+
+
+# --- optimizer and the rest ---------------------------------------------------------------------------------------------
+
+
+class Optimizer(Section):
+    """AdamW with decoupled decay; no decay on gains and embeddings."""
+
+    kind: Literal["adamw"] = said("the update rule", "adamw")
+    peak_rate: Positive = said("learning rate where a stage's factor is 1", lt=1)
+    beta1: Share = said("decay of the first moment", 0.9, lt=1)
+    beta2: Share = said("decay of the second moment; .95 forgets in 20 steps, .999 in 1,000", 0.95, lt=1)
+    epsilon: Positive = said("added to the root of the second moment", 1e-8)
+    weight_decay: Annotated[float, Field(ge=0)] = said("decoupled decay of matrices, times the learning rate", 0.1)
+    clip_norm: Annotated[float, Field(ge=0)] = said("largest global gradient norm, larger ones are scaled; 0: no clipping", 1.0)
+
+
+class Stability(Section):
+    """Measures against divergence."""
+
+    z_loss: Annotated[float, Field(ge=0)] = said("weight of mean(logsumexp(logits)^2); 0: none", 1e-4)
+
+
+class Precision(Section):
+    """Arithmetic of forward and backward; master weights and moments are float32."""
+
+    compute: Literal["bfloat16", "float32"] = said("type of matrix products", "bfloat16")
+
+
+class Evaluation(Section):
+    """What is measured on the way."""
+
+    every: Tokens = said("trained tokens between two held-out evaluations")
+    tokens_per_source: Tokens = said("held-out tokens scored per source, at most", 20_000)
+    prompts: Listed[str] = said("texts decoded greedily before, at evaluations and after", ())
+    sample_tokens: WholeOrZero = said("tokens decoded per prompt; 0: none", 32)
+
+
+class SpikePolicy(Section):
+    """What happens when the loss spikes: go back, skip, and on recurrence go slower."""
+
+    rewind_steps: WholeOrZero = said("restore the newest checkpoint at least this many steps before the spike", 100)
+    skip_batches: WholeOrZero = said("batches left out after the restore", 300)
+    recurrence_rate_factor: Annotated[float, Field(gt=0, le=1)] = said("rate is multiplied by this if the spike comes back", 0.8)
+
+
+class Permission(Section):
+    """One kind of intervention and who may decide it."""
+
+    what: Literal["restart", "roll back", "skip batches", "lower rate", "fewer nodes", "change recipe"] = said("the intervention")
+    by: Literal["automatic", "person", "nobody"] = said("who decides; a person's change is a new run with this one as parent")
+
+
+class Interventions(Section):
+    """What may be changed while it runs, by whom. Every intervention is recorded with parent, reason and author."""
+
+    spikes: SpikePolicy = said("policy for loss spikes", SpikePolicy())
+    permissions: Listed[Permission] = said("empty: restarts are automatic, everything else is a person's decision", ())
+    owner: str = said("who answers for the run while it runs", "")
+
+
+class Recipe(Section):
+    """What a run is, as written. Everything that changes its mathematics stands here; nothing else does."""
+
+    kind: Literal["recipe"] = said("says that this file is a recipe")
+    schema_version: Literal[1] = said("version of this format", 1)
+    name: Name = said("name of the run")
+    seed: Seed = said("seed of initialisation and, unless data.seed is given, of the data order", 0)
+    objective: Objective = said("why, and what must hold", Objective())
+    tokenizer: Tokenizer = said("how text becomes tokens")
+    model: Model = said("the decoder")
+    data: Data = said("where text comes from")
+    stages: Some[Stage] = said("parts of the run, in order; at least one")
+    optimizer: Optimizer = said("the update rule")
+    stability: Stability = said("measures against divergence", Stability())
+    precision: Precision = said("arithmetic", Precision())
+    evaluation: Evaluation = said("what is measured on the way")
+    interventions: Interventions = said("what may be changed while it runs, by whom", Interventions())

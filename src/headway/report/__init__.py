@@ -1,0 +1,1 @@
+"""One run on one page: facts from the run directory, plots, HTML and Markdown from one description of content."""

@@ -1,0 +1,135 @@
+"""``RunFacts``: everything the page knows, read once from the run directory and never changed.
+
+A run may be incomplete in any way; what is missing is None or empty, and ``missing`` says it in words.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from headway.base.files import read_json
+from headway.monitor.alarms import Finding, find_alarms
+from headway.monitor.ledger import Ledger, build_ledger
+from headway.recipe.schedules import Schedule
+from headway.recipe.spec import Spec
+from headway.report.attempts import SegmentFacts, attempt, read_attempts
+from headway.report.rows import (
+    Evaluation,
+    Sample,
+    Save,
+    Steps,
+    gather_evaluations,
+    gather_samples,
+    gather_saves,
+    gather_steps,
+    whole,
+)
+from headway.report.stored import stored_parameters
+from headway.rundir.events import read_events
+from headway.rundir.layout import RunDirectory
+
+
+@dataclass(frozen=True)
+class RunFacts:
+    """The run as its directory tells it."""
+
+    root: Path
+    info: dict[str, Any]
+    spec: Spec | None
+    plan: dict[str, Any] | None
+    segments: tuple[SegmentFacts, ...]
+    events: tuple[dict, ...]
+    steps: Steps
+    evaluations: tuple[Evaluation, ...]
+    saves: tuple[Save, ...]
+    samples: tuple[Sample, ...]
+    ledger: Ledger | None
+    categories: dict[str, int]  # the ledger's sums, ns, largest first
+    findings: tuple[Finding, ...] | None  # of the alarms over the history; None: they could not be worked out
+    stored_parameters: int | None  # counted in the newest checkpoint that reads well
+    missing: tuple[str, ...]
+
+    @property
+    def schedule(self) -> Schedule | None:
+        return Schedule(self.spec) if self.spec is not None else None
+
+    @property
+    def name(self) -> str:
+        return str(self.info.get("name") or (self.spec.name if self.spec else self.root.name))
+
+    @property
+    def kept(self) -> Steps:
+        """The run's history: each step once, in order."""
+        return self.steps.where(self.steps.kept)
+
+    @property
+    def discarded(self) -> Steps:
+        """Steps that were executed and rolled back."""
+        return self.steps.where(~self.steps.kept)
+
+    @property
+    def chain(self) -> tuple[SegmentFacts, ...]:
+        return tuple(facts for facts in self.segments if facts.on_chain)
+
+    @property
+    def environment(self) -> dict[str, Any]:
+        """As the newest trainer recorded it."""
+        return next((env for attempt in reversed(self.segments) if (env := attempt.environment)), {})
+
+    @property
+    def state(self) -> str:
+        """complete, stopped, failed; or unfinished: nobody recorded an end."""
+        finishes = [e for e in self.events if e.get("kind") in ("finish", "open", "launch") and not e.get("late")]
+        if finishes and finishes[-1]["kind"] == "finish":
+            return str(finishes[-1].get("state", "unfinished"))
+        end = self.segments[-1].last("end") if self.segments else None
+        return str(end.get("state")) if end else "unfinished"
+
+    @property
+    def final_digest(self) -> str | None:
+        """Of the state at the end, or after the newest kept step that has one."""
+        end = self.segments[-1].last("end") if self.segments else None
+        if end and end.get("digest"):
+            return str(end["digest"])
+        return next((digest for digest in reversed(self.kept.digest) if digest), None)
+
+
+def gather(run: RunDirectory) -> RunFacts:
+    """Read everything; nothing is written, nothing that is damaged stops the reading of the rest."""
+    missing: list[str] = []
+    spec = attempt(lambda: run.spec(), "spec.json", run.spec_file, missing)
+    plan = (
+        attempt(lambda: read_json(run.plan_file, "plan"), "plan.json", run.plan_file, missing) if run.plan_file.exists() else None
+    )
+    events = tuple(attempt(lambda: read_events(run), "the record of events", run.events, missing) or ())
+    segments = read_attempts(run, events, missing)
+    ledger = attempt(lambda: _ledger(events, segments), "the ledger of time", run.root, missing)
+    rows = [(facts, record) for facts in segments for record in facts.records]
+    kept = [record for facts, record in rows if facts.keeps(whole(record.get("step")))]
+    findings = attempt(lambda: tuple(find_alarms(kept)), "the alarms", run.root, missing)
+    saves = gather_saves(rows, run)
+    return RunFacts(
+        root=run.root,
+        info=run.info(),
+        spec=spec,
+        plan=plan if isinstance(plan, dict) else None,
+        segments=segments,
+        events=events,
+        steps=gather_steps(rows),
+        evaluations=gather_evaluations(rows),
+        saves=saves,
+        samples=gather_samples(rows),
+        ledger=ledger,
+        categories=ledger.categories if ledger is not None else {},
+        findings=findings,
+        stored_parameters=stored_parameters(run, saves),
+        missing=tuple(missing),
+    )
+
+
+def _ledger(events: tuple[dict, ...], segments: tuple[SegmentFacts, ...]) -> Ledger:
+    """From the records that were read already."""
+    rows = {facts.segment.id: list(facts.records) for facts in segments}
+    return build_ledger(list(events), rows, [facts.segment for facts in segments if facts.on_chain])

@@ -1,0 +1,177 @@
+"""The trainer's rows as tables: steps as columns of numpy arrays, the rarer kinds as small objects.
+
+Order is the order of execution. ``kept`` says whether a row is part of the run's history (see ``attempts``).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from headway.report.attempts import SegmentFacts
+from headway.rundir.layout import RunDirectory
+
+Rows = Sequence[tuple[SegmentFacts, dict]]
+
+
+@dataclass(frozen=True)
+class Steps:
+    """One entry per executed update. Losses are nats per target token, rates are per step, times nanoseconds; absent is NaN."""
+
+    segment: np.ndarray
+    step: np.ndarray
+    stage: np.ndarray  # of str: its name
+    sequences: np.ndarray
+    tokens: np.ndarray  # trained so far, by the history that this row continues
+    targets: np.ndarray
+    loss: np.ndarray
+    z_loss: np.ndarray
+    grad_norm: np.ndarray
+    rate: np.ndarray
+    clipped: np.ndarray
+    applied: np.ndarray  # False: the gradient was not finite and the update was left out
+    stall_ns: np.ndarray
+    total_ns: np.ndarray  # of the row's whole split
+    boot_ns: np.ndarray
+    kept: np.ndarray
+    digest: np.ndarray  # of str or None
+
+    def __len__(self) -> int:
+        return len(self.step)
+
+    def where(self, mask: np.ndarray) -> Steps:
+        return Steps(**{field.name: getattr(self, field.name)[mask] for field in dataclasses.fields(self)})
+
+    def at(self, step: int) -> Steps:
+        """Every execution of ``step``."""
+        return self.where(self.step == step)
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Held-out loss per source (nats per token) after ``step``."""
+
+    segment: int
+    step: int
+    tokens: int
+    loss: dict[str, float]
+    targets: dict[str, int]
+    ns: int  # that it took
+    kept: bool
+
+
+@dataclass(frozen=True)
+class Save:
+    """A committed checkpoint. ``present``: its directory is still there (retention deletes old ones)."""
+
+    segment: int
+    step: int
+    checkpoint: str
+    size_bytes: int
+    blocking_ns: int
+    digest: str | None  # of the state
+    kept: bool
+    present: bool
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Fixed prompts continued by the state after ``step``."""
+
+    segment: int
+    step: int
+    texts: tuple[dict, ...]
+    kept: bool
+
+
+def number(value: Any) -> float:
+    """A float, NaN for what is absent or no number."""
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
+
+
+def whole(value: Any) -> int:
+    return int(value) if isinstance(value, int | float) and math.isfinite(value) else 0
+
+
+def split_sum(split: Any) -> int:
+    return sum(whole(value) for value in split.values()) if isinstance(split, dict) else 0
+
+
+def gather_steps(rows: Rows) -> Steps:
+    owned = [(facts, record) for facts, record in rows if record.get("kind") == "step"]
+    records = [record for _, record in owned]
+
+    def column(take: Callable[[dict], Any], dtype: Any) -> np.ndarray:
+        return np.array([take(record) for record in records], dtype=dtype)
+
+    def count(name: str) -> np.ndarray:
+        return column(lambda record: whole(record.get(name)), np.int64)
+
+    def real(name: str) -> np.ndarray:
+        return column(lambda record: number(record.get(name)), np.float64)
+
+    return Steps(
+        **{name: count(name) for name in ("step", "sequences", "tokens", "targets")},
+        **{name: real(name) for name in ("loss", "z_loss", "grad_norm", "rate")},
+        segment=np.array([facts.segment.id for facts, _ in owned], dtype=np.int64),
+        kept=np.array([facts.keeps(whole(record.get("step"))) for facts, record in owned], dtype=bool),
+        stage=column(lambda record: record.get("stage"), object),
+        clipped=column(lambda record: bool(record.get("clipped")), bool),
+        applied=column(lambda record: record.get("applied", True) is not False, bool),
+        stall_ns=column(lambda record: whole((record.get("split") or {}).get("data_stall")), np.int64),
+        total_ns=column(lambda record: split_sum(record.get("split")), np.int64),
+        boot_ns=column(lambda record: whole((record.get("stamp") or {}).get("boot_ns")), np.int64),
+        digest=column(lambda record: record.get("digest"), object),
+    )
+
+
+def _of_kind(rows: Rows, kind: str) -> list[tuple[SegmentFacts, dict, int]]:
+    return [(facts, record, whole(record.get("step"))) for facts, record in rows if record.get("kind") == kind]
+
+
+def gather_evaluations(rows: Rows) -> tuple[Evaluation, ...]:
+    return tuple(
+        Evaluation(
+            segment=facts.segment.id,
+            step=step,
+            tokens=whole(record.get("tokens")),
+            loss={str(name): number(value) for name, value in (record.get("loss") or {}).items()},
+            targets={str(name): whole(value) for name, value in (record.get("targets") or {}).items()},
+            ns=split_sum(record.get("split")),
+            kept=facts.keeps(step),
+        )
+        for facts, record, step in _of_kind(rows, "evaluation")
+    )
+
+
+def gather_saves(rows: Rows, run: RunDirectory) -> tuple[Save, ...]:
+    return tuple(
+        Save(
+            segment=facts.segment.id,
+            step=step,
+            checkpoint=str(record.get("checkpoint")),
+            size_bytes=whole(record.get("bytes")),
+            blocking_ns=whole(record.get("blocking_ns")),
+            digest=str(record["digest"]) if record.get("digest") else None,
+            kept=facts.keeps(step),
+            present=(run.checkpoints / str(record.get("checkpoint"))).is_dir(),
+        )
+        for facts, record, step in _of_kind(rows, "save")
+    )
+
+
+def gather_samples(rows: Rows) -> tuple[Sample, ...]:
+    return tuple(
+        Sample(
+            segment=facts.segment.id,
+            step=step,
+            texts=tuple(text for text in record.get("texts") or () if isinstance(text, dict)),
+            kept=facts.keeps(step),
+        )
+        for facts, record, step in _of_kind(rows, "sample")
+    )

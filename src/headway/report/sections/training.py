@@ -1,0 +1,90 @@
+"""Loss, schedule, gradients and throughput over the tokens."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from headway.report.curves import SMOOTHING
+from headway.report.material import Material
+from headway.report.page import Block, Figure, Notice, Prose, Section, Tone
+from headway.report.words import exact, loss, percent, plural
+
+CHECKED = 10_000
+"""About how many steps' rates are compared with the schedule in a very long run."""
+
+
+def training(material: Material) -> Section:
+    facts = material.facts
+    if not len(facts.kept):
+        return Section("training", "Training", (Prose("No step is recorded yet, so there is no curve to show."),))
+    blocks: list[Block] = [*_oddities(material), _loss(material), _health(material)]
+    return Section("training", "Training", tuple(blocks))
+
+
+def _oddities(material: Material) -> list[Block]:
+    kept = material.facts.kept
+    wild, skipped = int((~np.isfinite(kept.loss)).sum()), int((~kept.applied).sum())
+    if not wild and not skipped:
+        return []
+    first = int(kept.step[~np.isfinite(kept.loss) | ~kept.applied][0])
+    text = (
+        f"{plural(wild, 'step')} with a loss that is not finite; {plural(skipped, 'update')} left out because "
+        f"the gradient was not finite; first at step {first:,}."
+    )
+    return [Notice(text, Tone.BAD)]
+
+
+def _loss(material: Material) -> Figure:
+    facts = material.facts
+    kept, lost = facts.kept, facts.discarded
+    alt = (
+        f"Training loss falls from {loss(float(kept.loss[0]), 2)} to {loss(float(kept.loss[-1]), 2)} nats per "
+        f"token over {exact(material.tokens_done)} tokens on a log axis"
+    )
+    parts = [
+        f"Thin blue: each of {plural(len(kept), 'step')} of the history; thick: mean over the steps within "
+        f"±{SMOOTHING:.0%} of the tokens."
+    ]
+    if any(evaluation.kept for evaluation in facts.evaluations):
+        parts.append("Marked lines: held-out loss by source.")
+    if len(lost):
+        parts.append(
+            f"Grey open circles: {plural(len(lost), 'step')} that were executed and rolled back; they lie "
+            "under the history where the replay agrees. Red: where an attempt ended; the band is what was "
+            "done again."
+        )
+    return Figure("loss", alt, " ".join(parts))
+
+
+def _health(material: Material) -> Figure:
+    kept = material.facts.kept
+    alt = (
+        "Four panels over tokens: learning rate planned and used, gradient norm with the clipping threshold, "
+        "throughput, input wait"
+    )
+    caption = (
+        f"Only steps of the history.{_rates(material)} {percent(float(kept.clipped.mean()), 1)} of the steps were clipped "
+        f"({plural(int(kept.clipped.sum()), 'step')})."
+    )
+    return Figure("health", alt, caption)
+
+
+def _rates(material: Material) -> str:
+    off = _rate_gap(material)
+    if off is None:
+        return ""
+    checked = plural(min(len(material.facts.kept), 2 * CHECKED), "step")
+    if off == 0:
+        return f" The rate that was used equals the schedule, checked at {checked}."
+    return f" The rate that was used differs from the schedule by at most {off:.1e} (relative), checked at {checked}."
+
+
+def _rate_gap(material: Material) -> float | None:
+    """Largest relative difference between a step's recorded rate and the one implementation of the schedule."""
+    schedule, kept = material.facts.schedule, material.facts.kept
+    if schedule is None or not len(kept) or int(kept.step[-1]) > schedule.total_steps:
+        return None
+    kept = kept.where(np.arange(len(kept)) % max(1, len(kept) // CHECKED) == 0)
+    planned = np.array([schedule.rate(int(step) - 1) for step in kept.step])
+    gaps = np.abs(kept.rate - planned) / np.maximum(np.abs(planned), 1e-300)
+    return float(np.nanmax(gaps)) if np.isfinite(gaps).any() else None

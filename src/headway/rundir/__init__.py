@@ -1,0 +1,1 @@
+"""The run's contract on disk: layout, lease, segments, events, metrics."""

@@ -1,0 +1,120 @@
+"""The supervisor's records: what happened to the run, one durable file per lease epoch.
+
+    events/epoch-000001.jsonl   open, launch, hang, exit, ... finish
+    events/epoch-000002.jsonl   open {previous: digest of the record before, gap, clock}, launch, ...
+
+Each record may name the category of the interval that it ``closes``: the time since the record before it in the chain. The
+first record of an epoch ties the epochs together: on the same boot the gap is a boot-time difference, else a realtime one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from headway.base.clocks import Clock
+from headway.base.digests import digest_json
+from headway.base.files import fsync_directory, make_directory
+from headway.base.records import RecordWriter, read_records
+from headway.rundir.categories import Category
+from headway.rundir.layout import RunDirectory
+
+_CLOSES = {"hang": Category.HANG, "exit": Category.DETECTION_TO_STOP, "finish": Category.RECONFIGURE}
+KINDS = ("open", "launch", "hang", "exit", "checkpoint_rejected", "finish", "note")
+
+
+class EventLog:
+    """Writes the events of one epoch; creating it writes ``open``."""
+
+    def __init__(self, run: RunDirectory, epoch: int, clock: Clock):
+        self._clock = clock
+        before = read_events(run)
+        make_directory(run.events, "events directory")
+        self._launched = any(event["kind"] == "launch" for event in before)
+        self._writer = RecordWriter(run.events / f"epoch-{epoch:06d}.jsonl", durable=True)
+        fsync_directory(run.events)
+        stamp = clock.stamp().to_json()
+        previous = _link(before[-1], stamp) if before else None
+        self.opened = self._write(
+            {"kind": "open", "stamp": stamp, "epoch": epoch, "previous": previous, "closes": _pause_of(before)}
+        )
+
+    def append(self, kind: str, **fields: Any) -> dict:
+        """Stamp and write one record; returns it. ``closes`` follows from the kind."""
+        assert kind in KINDS, kind
+        closes: Category | None = _CLOSES.get(kind)
+        if kind == "launch":
+            closes = Category.RECONFIGURE if self._launched else Category.PROVISION
+            self._launched = True
+        return self._write({"kind": kind, "stamp": self._clock.stamp().to_json(), "closes": closes, **fields})
+
+    def close(self) -> None:
+        self._writer.close()
+
+    def _write(self, record: dict) -> dict:
+        whole = {key: value for key, value in record.items() if value is not None or key != "closes"}
+        self._writer.append(whole)
+        return whole
+
+
+def _link(last: dict, stamp: dict) -> dict:
+    """Ties an epoch to the record before it. Realtime may have been set back: a gap is never negative."""
+    same_boot = last["stamp"]["boot_id"] == stamp["boot_id"]
+    field = "boot_ns" if same_boot else "real_ns"
+    gap_ns = max(0, stamp[field] - last["stamp"][field])
+    return {"digest": digest_json(last), "gap_ns": gap_ns, "clock": "boottime" if same_boot else "realtime"}
+
+
+def _pause_of(before: list[dict]) -> Category | None:
+    if not before:
+        return None
+    rested = before[-1]["kind"] == "finish" and before[-1]["state"] in ("stopped", "complete")
+    return Category.PLANNED_PAUSE if rested else Category.UNKNOWN
+
+
+@dataclass(frozen=True)
+class EventChain:
+    """``chain``: what happened, over all epochs in order. ``late``: written by an owner that had lost its lease."""
+
+    chain: list[dict]
+    late: list[dict]
+
+
+def read_events(run: RunDirectory) -> list[dict]:
+    """The chain of whole records over all epochs, in order."""
+    return read_event_chain(run).chain
+
+
+def read_event_chain(run: RunDirectory) -> EventChain:
+    """Events and late events.
+
+    An owner that lost its lease may still write to its own file. Whatever stands there after the record that the next
+    owner linked to is no part of the chain, but it stays visible.
+    """
+    chain: list[dict] = []
+    late: list[dict] = []
+    for path in sorted(run.events.glob("epoch-*.jsonl")) if run.events.is_dir() else []:
+        records = read_records(path).records
+        if records and records[0].get("previous"):
+            keep = _position(chain, records[0]["previous"]["digest"])
+            late += chain[keep:]
+            del chain[keep:]
+        chain += records
+    return EventChain(chain, late)
+
+
+def _position(chain: list[dict], digest: str) -> int:
+    """How many records stand up to and with the linked one; all of them when it is not found (a damaged line)."""
+    for index in range(len(chain) - 1, -1, -1):
+        if digest_json(chain[index]) == digest:
+            return index + 1
+    return len(chain)
+
+
+def unfinished_launch(events: list[dict]) -> dict | None:
+    """The launch of a trainer whose exit nobody recorded: it may still run."""
+    pending = None
+    for event in events:
+        if event["kind"] in ("launch", "exit"):
+            pending = event if event["kind"] == "launch" else None
+    return pending

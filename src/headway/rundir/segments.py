@@ -1,0 +1,82 @@
+"""Segments: the chain of attempts that makes up a run.
+
+Each is written by the owner of the lease before it starts, and never changed. A checkpoint (segment g, step s) is
+admissible iff g is on the current chain and s <= the restored step of g's child on it (CONTRACTS section 2).
+
+    1: steps 1-57 (killed)      chain: 1 -> 2 -> 3
+       \\_ 2: restored 40, steps 41-90 (killed)
+            \\_ 3: restored 80, ...
+       checkpoints g1/s40 yes, g1/s50 no (beyond the restored 40), g2/s80 yes, g2/s90 no, g3/... yes
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+from headway.base.digests import canonical_json
+from headway.base.errors import RunError
+from headway.base.files import create_exclusive, make_directory, read_json
+from headway.recipe.spec import from_plain
+from headway.rundir.layout import RunDirectory
+
+
+@dataclass(frozen=True)
+class Segment:
+    """One attempt. ``restored_step`` 0 with ``checkpoint`` None: from initial weights."""
+
+    id: int
+    parent: int | None
+    restored_step: int
+    checkpoint: str | None  # directory name under checkpoints/
+    reason: str
+    author: str  # "automatic" or a person
+    epoch: int  # lease epoch of the owner that wrote it
+    layout: dict[str, Any]
+    skips: tuple[dict, ...] = ()  # skip records in force: {stage, first, count}
+    rejected: tuple[dict, ...] = ()  # checkpoints that were refused on the way: {checkpoint, reason}
+    kind: str = "segment"
+    schema_version: int = 1
+
+
+def write_segment(run: RunDirectory, segment: Segment) -> None:
+    """Create the segment's directory and record; refuses to overwrite."""
+    directory = make_directory(run.segment(segment.id), "segment directory")
+    if not create_exclusive(directory / "segment.json", canonical_json(dataclasses.asdict(segment))):
+        raise RunError(
+            f"segment {segment.id} exists already", f"path: {directory}", "another owner wrote it: check with headway status"
+        )
+
+
+def read_segments(run: RunDirectory) -> list[Segment]:
+    """All segments, by id."""
+    files = sorted(run.segments.glob("[0-9]*/segment.json")) if run.segments.is_dir() else []
+    return [from_plain(Segment, read_json(path, "segment")) for path in files]
+
+
+def current_chain(segments: list[Segment]) -> list[Segment]:
+    """From the first segment to the newest, along parents. The newest id is the current one."""
+    if not segments:
+        return []
+    by_id, chain = {s.id: s for s in segments}, []
+    current: Segment | None = max(segments, key=lambda s: s.id)
+    while current is not None:
+        chain.append(current)
+        if current.parent is not None and current.parent not in by_id:
+            raise RunError(
+                f"segment {current.id} names parent {current.parent}, which is missing",
+                "a chain has no holes",
+                "restore that segment's directory",
+            )
+        current = by_id[current.parent] if current.parent is not None else None
+    return chain[::-1]
+
+
+def is_admissible(chain: list[Segment], segment: int, step: int) -> bool:
+    """Whether a checkpoint of ``segment`` at ``step`` belongs to the history of the current chain."""
+    for position, member in enumerate(chain):
+        if member.id == segment:
+            child = chain[position + 1] if position + 1 < len(chain) else None
+            return member.restored_step < step and (child is None or step <= child.restored_step)
+    return False

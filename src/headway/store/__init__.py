@@ -1,0 +1,1 @@
+"""Checkpoints on disk: manifests, the save transaction, verification, admissibility, retention. No torch."""

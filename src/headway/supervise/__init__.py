@@ -1,0 +1,1 @@
+"""One owner, one trainer at a time: launch, watch, restart, take over."""

@@ -1,0 +1,163 @@
+r"""Watching one attempt: from a launched trainer to the moment when all of it is dead.
+
+follow --> rows arrive ------------------> it exits ----------------------------------------> exit record
+       \_ asked to stop | hang | lease lost --> terminate --> grace passes --> kill --> it exits _/
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import FrameType, TracebackType
+from typing import Any
+
+from headway.base.clocks import Clock
+from headway.base.records import RecordTail
+from headway.rundir.events import EventLog
+from headway.rundir.layout import RunDirectory
+from headway.rundir.lease import Lease
+from headway.rundir.metrics import decode_row
+from headway.supervise.causes import cause, status_words
+from headway.supervise.launcher import TrainerProcess
+from headway.supervise.options import SuperviseOptions
+from headway.supervise.patience import Patience
+
+
+class StopSignals:
+    """Counts requests to stop. The first asks for a save, the second does not wait for it."""
+
+    def __init__(self) -> None:
+        self.count, self.name = 0, ""
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> StopSignals:
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+                if signal.getsignal(number) is not signal.SIG_IGN:  # nohup asked to ignore it
+                    self._before[number] = signal.signal(number, self._on_signal)
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        self.count, self.name = self.count + 1, signal.Signals(number).name
+
+
+@dataclass(frozen=True, kw_only=True)
+class Watch:
+    """What every part of the supervisor needs."""
+
+    run: RunDirectory
+    options: SuperviseOptions
+    clock: Clock
+    lease: Lease
+    events: EventLog
+    stop: StopSignals
+    patience: Patience
+    show: Callable[[dict], None]
+
+    def record(self, kind: str, **fields: Any) -> None:
+        self.show(self.events.append(kind, **fields))
+
+    def now_ns(self) -> int:
+        return self.clock.stamp().boot_ns
+
+    def pause(self) -> None:
+        """One beat of any waiting loop."""
+        self.lease.renew_if_due()
+        self.clock.sleep(self.options.poll_seconds)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttemptEnd:
+    """How an attempt ended. ``end_state``: complete or stopped, as the trainer recorded; None: it did not get there."""
+
+    segment: int
+    code: int | None
+    signal: int | None
+    end_state: str | None
+    forced: str  # why the supervisor ended it: "", "stop", "hang", "lease lost"
+    reason: str  # for people
+
+
+class Attempt:
+    """One trainer under watch."""
+
+    def __init__(self, watch: Watch, segment: int, process: TrainerProcess):
+        self._watch, self._segment, self._process = watch, segment, process
+        self._tail = RecordTail(watch.run.steps_file(segment))
+        self._end_state: str | None = None
+        self._forced, self._deadline_ns, self._killed = "", 0, False
+        watch.patience.begin(watch.now_ns())
+
+    def follow(self) -> AttemptEnd:
+        """Until everything is dead; whatever goes wrong here, no trainer is left behind."""
+        try:
+            while (status := self._process.poll()) is None:
+                self._take_rows()
+                self._decide()
+                self._watch.pause()
+            self._take_rows()
+        except BaseException:
+            self._process.kill()
+            raise
+        finally:
+            self._process.close()
+        return self._ended(status)
+
+    def _take_rows(self) -> None:
+        for raw in self._tail.poll():
+            row = decode_row(raw)
+            self._watch.patience.progress(row, self._watch.now_ns())
+            if row["kind"] == "end":
+                self._end_state = row["state"]
+            self._watch.show(row)
+
+    def _decide(self) -> None:
+        watch, options = self._watch, self._watch.options
+        if watch.lease.must_stop() and self._forced != "lease lost":
+            self._end("lease lost", min(options.grace_seconds, options.ttl_seconds / 4))
+        elif watch.stop.count and not self._forced:
+            self._end("stop", options.grace_seconds)
+        elif not self._forced and watch.patience.is_over(watch.now_ns()):
+            watch.record("hang", segment=self._segment, last_progress_boot_ns=watch.patience.last_progress_ns)
+            self._end("hang", min(options.grace_seconds, options.hang_grace_seconds))
+        elif self._forced and not self._killed and (watch.now_ns() >= self._deadline_ns or watch.stop.count > 1):
+            self._killed = True
+            self._process.kill()
+
+    def _end(self, why: str, grace_seconds: float) -> None:
+        self._forced, self._deadline_ns = why, self._watch.now_ns() + round(grace_seconds * 1e9)
+        self._process.terminate()
+
+    def _ended(self, status: int) -> AttemptEnd:
+        code, number = (status, None) if status >= 0 else (None, -status)
+        end = AttemptEnd(
+            segment=self._segment,
+            code=code,
+            signal=number,
+            end_state=self._end_state,
+            forced=self._forced,
+            reason=self._words(code, number),
+        )
+        fields = {"segment": end.segment, "code": code, "signal": number, "reason": end.reason}
+        self._watch.record("exit", **fields, last_progress_boot_ns=self._watch.patience.last_progress_ns)
+        return end
+
+    def _words(self, code: int | None, number: int | None) -> str:
+        words = {
+            "": status_words(code, number),
+            "stop": f"asked to stop by {self._watch.stop.name}, {status_words(code, number)}",
+            "hang": f"no progress for {self._watch.patience.limit_seconds:.0f} s, {status_words(code, number)}",
+            "lease lost": f"the lease was lost, {status_words(code, number)}",
+        }[self._forced]
+        if code == 0 and self._end_state is None:
+            words += " without a record of its end"
+        if self._killed and self._forced == "stop":
+            words += " (it did not end within the grace time: the last committed checkpoint stands)"
+        detail = cause(self._watch.run, self._segment) if code else ""
+        return f"{words}: {detail}" if detail else words

@@ -1,0 +1,42 @@
+"""What can be set about supervision, and what comes out of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class SuperviseOptions:
+    """All times in seconds."""
+
+    max_fruitless_attempts: int = 3  # attempts in a row without newly committed progress
+    ttl_seconds: float = 15.0  # a lease whose counter stood still this long has expired
+    hang_floor_seconds: float = 120.0  # silence below this is never a hang
+    hang_factor: float = 8.0  # nor below this many times the longest row of the run
+    startup_seconds: float = 1800.0  # allowed silence before the first step, and until a save and an evaluation were seen
+    grace_seconds: float = 30.0  # between the termination signal and the kill
+    hang_grace_seconds: float = 5.0  # the same for a trainer that hangs: it rarely answers
+    orphan_seconds: float = 30.0  # how long the trainer of a dead owner may take to end by itself
+    backoff_seconds: float = 1.0  # pause before a restart, times the number of fruitless attempts
+    poll_seconds: float = 0.1
+    author: str = "automatic"  # who started this supervisor
+
+    @staticmethod
+    def of(deployment: dict[str, Any], author: str = "automatic") -> SuperviseOptions:
+        """From a resolved deployment's ``supervise`` section (see ``run.json``); what it does not say has its default."""
+        section = deployment.get("supervise", {})
+        names = {"max_fruitless_attempts": "max_fruitless_attempts", "lease_ttl": "ttl_seconds"}
+        names |= {"hang_floor": "hang_floor_seconds", "grace": "grace_seconds"}
+        given = {names[key]: value for key, value in section.items() if key in names}
+        return SuperviseOptions(**given, author=author)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """How supervision ended. ``state``: complete, stopped, failed, or lost (another owner has the run now)."""
+
+    state: str
+    reason: str
+    attempts: int
+    exit_code: int

@@ -1,0 +1,224 @@
+"""The supervisor: one owner, one trainer at a time, restarted from the last committed checkpoint until the run is done.
+
+    lease -> open events -> take over -> [ choose checkpoint -> write segment -> launch -> follow ]* -> finish -> release
+
+It knows nothing of tensors: it reads records and manifests. What ends the loop: the trainer completed; somebody asked to
+stop; the trainer refused its configuration or its environment (exit 2, 3: trying again cannot help); attempts in a row
+without committed progress; no usable checkpoint; the lease is lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from headway.base.clocks import Clock, SystemClock
+from headway.base.errors import EXIT_CONFIG, EXIT_ENVIRONMENT, EXIT_OK, EXIT_RUN, HeadwayError
+from headway.base.failpoints import guard
+from headway.recipe.schedules import Schedule
+from headway.rundir.events import EventLog, read_events
+from headway.rundir.layout import RunDirectory
+from headway.rundir.lease import Lease, LeaseView
+from headway.rundir.metrics import read_all_steps
+from headway.rundir.processes import this_process
+from headway.rundir.segments import Segment, current_chain, read_segments, write_segment
+from headway.store.admissible import Choice, choose
+from headway.supervise.attempt import Attempt, AttemptEnd, StopSignals, Watch
+from headway.supervise.causes import error_of, log_tail
+from headway.supervise.launcher import Launcher, ProcessLauncher
+from headway.supervise.options import Outcome, SuperviseOptions
+from headway.supervise.patience import Patience
+from headway.supervise.takeover import take_over
+
+
+def supervise(
+    run: RunDirectory,
+    *,
+    options: SuperviseOptions | None = None,
+    launcher: Launcher | None = None,
+    clock: Clock | None = None,
+    on_record: Callable[[dict], None] | None = None,
+) -> Outcome:
+    """Own ``run`` until it is complete, stopped or failed.
+
+    ``on_record`` gets every row of the trainer, every event, and {kind: "waiting", owner, seconds} while an earlier owner's
+    lease runs out. EnvironmentFault when somebody else owns the run.
+    """
+    options, clock = options or SuperviseOptions(), clock or SystemClock()
+    show = Viewer(on_record)
+    guard(run.root)
+    lease = Lease.acquire(
+        run, this_process(options.author), options.ttl_seconds, clock, lambda view: show(_waiting(view, options))
+    )
+    try:
+        with StopSignals() as stop, lease.renewed_in_background():
+            events = EventLog(run, lease.epoch, clock)
+            show(events.opened)
+            patience = Patience(
+                floor_seconds=options.hang_floor_seconds, factor=options.hang_factor, generous_seconds=options.startup_seconds
+            )
+            watch = Watch(
+                run=run, options=options, clock=clock, lease=lease, events=events, stop=stop, patience=patience, show=show
+            )
+            return _Supervisor(watch, launcher or ProcessLauncher()).run()
+    finally:
+        lease.release()
+
+
+def _waiting(view: LeaseView, options: SuperviseOptions) -> dict:
+    return {"kind": "waiting", "owner": view.owner, "seconds": options.ttl_seconds}
+
+
+class Viewer:
+    """Hands records to whoever looks on. A view that breaks (a closed pipe, say) is dropped; it never ends a run."""
+
+    def __init__(self, on_record: Callable[[dict], None] | None):
+        self._on_record = on_record
+
+    def __call__(self, record: dict) -> None:
+        if self._on_record is not None:
+            try:
+                self._on_record(record)
+            except Exception:
+                self._on_record = None
+
+
+class _Supervisor:
+    """The loop over attempts, once the lease is held."""
+
+    def __init__(self, watch: Watch, launcher: Launcher):
+        self._watch, self._launcher = watch, launcher
+        self._attempts, self._fruitless = 0, 0
+        self._last_choice: Choice | None = None
+        self._last_end: AttemptEnd | None = None
+        self._reported: set[tuple[str, str]] = set()
+
+    def run(self) -> Outcome:
+        watch = self._watch
+        for rows in read_all_steps(watch.run).values():
+            watch.patience.learn(rows)
+        try:
+            take_over(watch)
+            while True:
+                outcome = self._attempt()
+                if outcome is not None:
+                    return outcome
+        except HeadwayError as error:
+            return self._finish("failed", str(error), error.exit_code)
+
+    def _attempt(self) -> Outcome | None:
+        """One turn of the loop; None: go on with another attempt."""
+        watch = self._watch
+        if watch.lease.must_stop():
+            return self._lost()
+        if watch.stop.count:
+            return self._finish("stopped", f"asked to stop by {watch.stop.name}", EXIT_OK)
+        choice = self._choose()
+        if self._is_done(choice):
+            return self._finish("complete", "nothing is left to train", EXIT_OK)
+        if self._fruitless >= watch.options.max_fruitless_attempts:
+            return self._give_up(choice)
+        self._back_off()
+        if watch.stop.count or watch.lease.must_stop():
+            return None
+        segment = self._write_segment(choice)
+        self._last_end = self._launch_and_follow(segment)
+        return self._judge(self._last_end)
+
+    def _choose(self) -> Choice:
+        """Where to go on from. Progress is what a fresh choice can prove, not what the trainer said."""
+        choice = choose(self._watch.run, current_chain(read_segments(self._watch.run)))
+        for entry in choice.rejected:
+            key = (entry["checkpoint"], entry["reason"])
+            if key not in self._reported:
+                self._reported.add(key)
+                self._watch.record("checkpoint_rejected", **entry)
+        if self._last_choice is not None:
+            self._fruitless = 0 if choice.step > self._last_choice.step else self._fruitless + 1
+        self._last_choice = choice
+        return choice
+
+    def _is_done(self, choice: Choice) -> bool:
+        """A complete run that is resumed: its end was recorded, and its last checkpoint is whole."""
+        if self._attempts or choice.step < Schedule(self._watch.run.spec()).total_steps:
+            return False
+        states = [event["state"] for event in read_events(self._watch.run) if event["kind"] == "finish"]
+        return states[-1:] == ["complete"]
+
+    def _back_off(self) -> None:
+        """A cause that passes (storage, memory) gets a moment to pass."""
+        until_ns = self._watch.now_ns() + round(self._fruitless * self._watch.options.backoff_seconds * 1e9)
+        while self._watch.now_ns() < until_ns and not self._watch.stop.count:
+            self._watch.pause()
+
+    def _write_segment(self, choice: Choice) -> Segment:
+        """The parent is the segment whose state goes on, so a checkpoint that was passed over leaves the chain with its tail."""
+        run = self._watch.run
+        segments = {segment.id: segment for segment in read_segments(run)}
+        parent = segments.get(choice.segment) if choice.segment is not None else None
+        deployment = run.info()["deployment"]
+        segment = Segment(
+            id=max(segments, default=0) + 1,
+            parent=parent.id if parent else None,
+            restored_step=choice.step,
+            checkpoint=choice.checkpoint,
+            reason=self._reason(bool(segments)),
+            author=self._watch.options.author if self._last_end is None else "automatic",
+            epoch=self._watch.lease.epoch,
+            layout={"world": 1, "layouts": deployment.get("layouts", {})},
+            skips=parent.skips if parent else (),
+            rejected=tuple(choice.rejected),
+        )
+        write_segment(run, segment)
+        return segment
+
+    def _reason(self, has_history: bool) -> str:
+        if self._last_end is not None:
+            return f"restart: {self._last_end.reason}"
+        return "resume" if has_history else "start"
+
+    def _launch_and_follow(self, segment: Segment) -> AttemptEnd:
+        self._attempts += 1
+        process = self._launcher.launch(self._watch.run, segment.id)
+        host = this_process()["host"]
+        try:
+            self._watch.record("launch", segment=segment.id, pid=process.pid, start_ticks=process.start_ticks, host=host)
+        except BaseException:
+            process.kill()
+            process.close()
+            raise
+        return Attempt(self._watch, segment.id, process).follow()
+
+    def _judge(self, end: AttemptEnd) -> Outcome | None:
+        if end.forced == "lease lost":
+            return self._lost()
+        if end.end_state == "complete":
+            return self._finish("complete", "all steps are trained", EXIT_OK)
+        if end.forced == "stop" or (end.end_state == "stopped" and end.code == 0):
+            return self._finish("stopped", end.reason, EXIT_OK)
+        if end.code in (EXIT_CONFIG, EXIT_ENVIRONMENT):
+            return self._finish("failed", f"the trainer cannot run: {end.reason}", end.code, self._cause(end))
+        return None
+
+    def _give_up(self, choice: Choice) -> Outcome:
+        end = self._last_end
+        assert end is not None
+        stands = f"checkpoint {choice.checkpoint} (step {choice.step}) stands" if choice.checkpoint else "nothing was committed"
+        reason = f"{self._fruitless} attempts in a row committed no new step ({stands}); the last: {end.reason}"
+        return self._finish("failed", reason, EXIT_RUN, self._cause(end))
+
+    def _cause(self, end: AttemptEnd) -> dict[str, Any]:
+        run = self._watch.run
+        return {"segment": end.segment, "error": error_of(run, end.segment), "log_tail": log_tail(run, end.segment)}
+
+    def _finish(self, state: str, reason: str, exit_code: int, cause: dict[str, Any] | None = None) -> Outcome:
+        fields = {"cause": cause} if cause else {}
+        self._watch.record("finish", state=state, reason=reason, exit_code=exit_code, **fields)
+        self._watch.events.close()
+        return Outcome(state=state, reason=reason, attempts=self._attempts, exit_code=exit_code)
+
+    def _lost(self) -> Outcome:
+        """No finish record: the run is not finished, it is somebody else's."""
+        rule = "the lease could not be renewed for half its time to live, or another owner took the run over"
+        self._watch.events.close()
+        return Outcome(state="lost", reason=rule, attempts=self._attempts, exit_code=EXIT_ENVIRONMENT)

@@ -1,0 +1,71 @@
+"""Taking over from an owner that died: first make sure that its trainer is gone (F6).
+
+A trainer whose owner dies reads end of file, saves and ends. The newcomer gives it that time, then ends it, if it is a
+process of this boot. On another host nobody can look: there the newcomer waits until the trainer has written nothing for
+that time; should it wake up later, its commits are inadmissible (CONTRACTS section 2).
+"""
+
+from __future__ import annotations
+
+import socket
+
+from headway.rundir.events import read_events, unfinished_launch
+from headway.rundir.metrics import read_steps
+from headway.rundir.processes import is_alive, was_running_at
+from headway.rundir.segments import read_segments
+from headway.supervise.attempt import Watch
+from headway.supervise.launcher import kill_session
+
+
+def take_over(watch: Watch) -> None:
+    """Returns when no trainer of an earlier owner runs any more; records its exit."""
+    launch = unfinished_launch(read_events(watch.run)) or _unrecorded_launch(watch)
+    if launch is None:
+        return
+    if launch["stamp"]["boot_id"] == watch.clock.stamp().boot_id:
+        reason = _end_here(watch, launch)
+    elif launch.get("host") == socket.gethostname():
+        reason = "this host was booted again since"
+    else:
+        reason = _wait_for_silence(watch, launch["segment"])
+    watch.record("exit", segment=launch["segment"], code=None, signal=None, reason=f"its owner had died; {reason}")
+
+
+def _unrecorded_launch(watch: Watch) -> dict | None:
+    """An owner may die between starting a trainer and recording it: the trainer's first row names its pid."""
+    segments = read_segments(watch.run)
+    newest = max((segment.id for segment in segments), default=0)
+    recorded = {event.get("segment") for event in read_events(watch.run) if event["kind"] == "launch"}
+    rows = read_steps(watch.run, newest) if newest and newest not in recorded else []
+    start = next((row for row in rows if row["kind"] == "start"), None)
+    return {"segment": newest, "pid": start["pid"], "stamp": start["stamp"]} if start else None
+
+
+def _is_running(launch: dict) -> bool:
+    if launch.get("start_ticks") is None:
+        return was_running_at(launch["pid"], launch["stamp"]["boot_ns"])
+    return is_alive(launch["pid"], launch["start_ticks"])
+
+
+def _end_here(watch: Watch, launch: dict) -> str:
+    if not _is_running(launch):
+        return "its trainer was gone already"
+    deadline_ns = watch.now_ns() + round(watch.options.orphan_seconds * 1e9)
+    while _is_running(launch) and watch.now_ns() < deadline_ns:
+        watch.pause()
+    if not _is_running(launch):
+        return "its trainer ended by itself"
+    while _is_running(launch):
+        kill_session(launch["pid"])
+        watch.pause()
+    return "its trainer was killed"
+
+
+def _wait_for_silence(watch: Watch, segment: int) -> str:
+    rows, since_ns = -1, watch.now_ns()
+    while watch.now_ns() - since_ns < watch.options.orphan_seconds * 1e9:
+        count = len(read_steps(watch.run, segment))
+        if count != rows:
+            rows, since_ns = count, watch.now_ns()
+        watch.pause()
+    return f"its trainer is on another host and was silent for {watch.options.orphan_seconds:.0f} s"

@@ -1,0 +1,1 @@
+"""Training: set-up, feed, step, loop."""

@@ -1,0 +1,97 @@
+"""A short measurement of this machine on the real shapes of a Spec (the verb ``calibrate``).
+
+Whole updates of the real step on random tokens: what it times is what will run. The spread of the steps gives the range.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from headway.checkpoint.digest import state_digest
+from headway.data.reader import WindowBatch
+from headway.model.loss import loss_sums
+from headway.recipe.schedules import Schedule
+from headway.recipe.spec import Spec
+from headway.train.environment import peak_bytes
+from headway.train.feed import StepBatch
+from headway.train.setup import Trainee, build_trainee
+from headway.train.step import context_of, train_step
+
+WARM_UP_STEPS = 2
+
+
+def calibrate(spec: Spec, *, seconds: float, threads: int | None, micro_batch_tokens: int) -> dict[str, Any]:
+    """Time whole updates for about ``seconds``. Rates are tokens per second; low and high are the 10th and 90th percentile."""
+    torch.set_num_threads(threads or len(os.sched_getaffinity(0)))
+    trainee = build_trainee(spec)
+    schedule = Schedule(spec)
+    batch = random_batch(spec, schedule, micro_batch_tokens)
+    times = time_steps(trainee, batch, seconds)
+    tokens = batch.targets
+    return {
+        "kind": "calibration",
+        "schema_version": 1,
+        "tokens_per_second": tokens / float(np.median(times)),
+        "low": tokens / float(np.quantile(times, 0.9)),
+        "high": tokens / float(np.quantile(times, 0.1)),
+        "steps_timed": len(times),
+        "tokens_per_step": tokens,
+        "evaluation_tokens_per_second": evaluation_rate(trainee, batch),
+        "digest_seconds": timed(lambda: state_digest(trainee.state())),
+        "peak_bytes": peak_bytes(),
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+    }
+
+
+def random_batch(spec: Spec, schedule: Schedule, micro_batch_tokens: int) -> StepBatch:
+    """A batch of the longest phase's size, each row one document; its values do not matter."""
+    place = schedule.place(schedule.total_steps // 2)
+    T = spec.stages[place.stage].sequence_length
+    size = max(1, micro_batch_tokens // T)
+    generator = np.random.default_rng(0)
+
+    def window(rows: int) -> WindowBatch:
+        tokens_BT1 = generator.integers(0, spec.model.vocabulary, (rows, T + 1), dtype=np.int64)
+        document_BT = np.repeat(np.arange(2, dtype=np.int32), [T // 2, T - T // 2])[None].repeat(rows, 0)
+        position_BT = np.concatenate([np.arange(T // 2), np.arange(T - T // 2)]).astype(np.int64)[None].repeat(rows, 0)
+        source_B = np.zeros(rows, np.int64)
+        return WindowBatch(tokens_BT1[:, :-1], tokens_BT1[:, 1:], document_BT, position_BT, source_B)
+
+    rows = place.batch_sequences
+    return StepBatch(place, tuple(window(min(size, rows - at)) for at in range(0, rows, size)), rows * T)
+
+
+def time_steps(trainee: Trainee, batch: StepBatch, seconds: float) -> list[float]:
+    for _ in range(WARM_UP_STEPS):
+        train_step(trainee, batch, rate=0.0)
+    times: list[float] = []
+    while len(times) < 3 or (sum(times) < seconds and len(times) < 1000):
+        times.append(timed(lambda: train_step(trainee, batch, rate=0.0)))
+    return times
+
+
+def evaluation_rate(trainee: Trainee, batch: StepBatch) -> float:
+    micro = batch.micro_batches[0]
+    rope_base = trainee.spec.stages[batch.place.stage].rope_base
+
+    def forward() -> None:
+        with torch.no_grad():
+            hidden_BTD = trainee.compute.forward(torch.from_numpy(micro.tokens_BT), context_of(trainee.compute, micro, rope_base))
+            loss_sums(hidden_BTD, trainee.compute.head_weight, torch.from_numpy(micro.targets_BT), None, 0.0)
+
+    forward()
+    return micro.tokens_BT.size / timed(forward)
+
+
+def timed(work: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    work()
+    return time.perf_counter() - start

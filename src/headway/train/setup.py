@@ -1,0 +1,205 @@
+"""Set-up in small functions that return one ``TrainRun``: everything the loop touches, built once, checked against the world.
+
+Errors as a map: a Spec or data that do not belong together are configuration errors, a missing directory an environment
+error, a damaged checkpoint a run error. The Spec is only checked here, never changed.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from headway.base import failpoints
+from headway.base.clocks import Clock, SystemClock
+from headway.base.digests import digest_json
+from headway.base.errors import RunError
+from headway.checkpoint.load import load_checkpoint
+from headway.data.prefetch import Prefetcher
+from headway.data.reader import TokenReader
+from headway.data.stream import Skip, Stream, stream_digests
+from headway.data.tokenizer import Tokenizer
+from headway.model.decoder import Decoder
+from headway.model.init import initialise
+from headway.model.precision import ComputeModel
+from headway.optim.adamw import build_optimizer, restore_step, state_tensors
+from headway.recipe.schedules import Schedule
+from headway.recipe.spec import Spec
+from headway.rundir.layout import RunDirectory
+from headway.rundir.metrics import StepLog
+from headway.rundir.segments import Segment, read_segments
+from headway.store.manifest import Manifest
+from headway.train.environment import differences, full_environment
+from headway.train.feed import Feed, StepBatch
+from headway.train.stop import StopRequest
+
+PREFETCH_STEPS = 4
+
+
+@dataclass
+class Trainee:
+    """What learns: fp32 master weights and moments, the model that computes, the count of updates applied."""
+
+    spec: Spec
+    compute: ComputeModel
+    optimizer: torch.optim.AdamW
+    parameters: list[torch.nn.Parameter]
+    updates: int = 0
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """The flat state: param/..., m/..., v/..."""
+        return state_tensors(self.compute.decoder, self.optimizer)
+
+
+@dataclass(frozen=True)
+class TrainPolicy:
+    """The part of the resolved deployment that the trainer obeys. Steps are updates."""
+
+    threads: int
+    micro_batch_tokens: int
+    checkpoint_every_steps: int
+    keep_last: int
+    permanent_every: int
+    state_digest_every: int
+
+    @staticmethod
+    def of(deployment: dict[str, Any]) -> TrainPolicy:
+        checkpoints = deployment["checkpoints"]
+        return TrainPolicy(
+            threads=deployment.get("threads") or len(os.sched_getaffinity(0)),
+            micro_batch_tokens=deployment.get("micro_batch") or 8192,
+            checkpoint_every_steps=checkpoints["every_steps"],
+            keep_last=checkpoints["keep_last"],
+            permanent_every=checkpoints["permanent_every"],
+            state_digest_every=deployment["state_digest_every"],
+        )
+
+
+@dataclass
+class TrainRun:
+    """Everything the loop touches. ``step`` counts the updates done."""
+
+    directory: RunDirectory
+    segment: Segment
+    spec: Spec
+    policy: TrainPolicy
+    schedule: Schedule
+    trainee: Trainee
+    tokenizer: Tokenizer
+    reader: TokenReader
+    feed: Feed
+    log: StepLog
+    stop: StopRequest
+    environment: dict[str, Any]
+    step: int = 0
+    _prefetcher: Prefetcher[StepBatch] | None = field(default=None, repr=False)
+
+    def batches(self) -> Prefetcher[StepBatch]:
+        """The prefetcher, started at the current step on first use."""
+        if self._prefetcher is None:
+            self._prefetcher = Prefetcher(
+                self.feed.fetch, self.step, PREFETCH_STEPS, end=self.schedule.total_steps, on_stall=self._record_stall
+            )
+        return self._prefetcher
+
+    def _record_stall(self, waited_ns: int) -> None:
+        """A reader that stalls is named while it stalls, not after a time-out (D12)."""
+        self.log.write("stall", step=self.step, waited_ns=waited_ns, shard=self.reader.reading, rest="data_stall")
+
+    def close(self) -> None:
+        if self._prefetcher is not None:
+            self._prefetcher.close()
+
+
+def set_up(run_root: Path, segment_id: int, stop: StopRequest, clock: Clock | None = None) -> TrainRun:
+    """Build the run of ``segment_id``: data, model, optimiser, and the state that the segment restores."""
+    directory = RunDirectory.open(run_root)
+    log = StepLog(directory, segment_id, clock or SystemClock())
+    failpoints.arm(directory.root)
+    info, spec = directory.info(), directory.spec()
+    policy = TrainPolicy.of(info["deployment"])
+    torch.set_num_threads(policy.threads)
+    environment = full_environment()
+    log.write("start", pid=os.getpid(), environment=environment, spec_digest=spec.digest())
+
+    segment = find_segment(directory, segment_id)
+    reader, tokenizer = open_data(Path(info["data"]), spec)
+    schedule = Schedule(spec)
+    stream = Stream(spec, tuple(Skip(**skip) for skip in segment.skips))
+    feed = Feed(stream, reader, schedule, policy.micro_batch_tokens)
+    trainee = build_trainee(spec)
+    run = TrainRun(directory, segment, spec, policy, schedule, trainee, tokenizer, reader, feed, log, stop, environment)
+    log.mark("init")
+    restore(run)
+    return run
+
+
+def find_segment(directory: RunDirectory, segment_id: int) -> Segment:
+    for segment in read_segments(directory):
+        if segment.id == segment_id:
+            return segment
+    raise RunError(
+        f"segment {segment_id} is not recorded in {directory.root}",
+        "the supervisor records a segment before it starts",
+        "start training with headway run or headway resume",
+    )
+
+
+def open_data(data_directory: Path, spec: Spec) -> tuple[TokenReader, Tokenizer]:
+    """The built data, only if it is the data that the Spec was frozen with (D9)."""
+    reader = TokenReader.open(data_directory, spec)
+    entry = reader.manifest.tokenizer
+    return reader, Tokenizer.load(data_directory / entry.file, entry.document_token)
+
+
+def build_trainee(spec: Spec) -> Trainee:
+    """Model on initial weights (a pure function of seed, name and index) and optimiser with zero moments."""
+    with torch.device("meta"):
+        decoder = Decoder(spec.model)
+    decoder.to_empty(device="cpu")
+    initialise(decoder, spec.model, spec.seed)
+    optimizer = build_optimizer(decoder, spec.optimizer)
+    compute = ComputeModel(decoder, spec.precision.compute)
+    return Trainee(spec, compute, optimizer, list(decoder.parameters()))
+
+
+def restore(run: TrainRun) -> None:
+    """Load exactly the checkpoint that the segment names; nothing else is ever tried here."""
+    name, changed = run.segment.checkpoint, []
+    if name is not None:
+        manifest = load_checkpoint(run.directory.checkpoints / name, run.trainee.state())
+        check_cursor(run, manifest)
+        run.step, run.trainee.updates = manifest.step, manifest.state["updates"]
+        restore_step(run.trainee.optimizer, run.trainee.updates)
+        run.trainee.compute.refresh()
+        changed = differences(manifest.state["environment"], run.environment)
+    run.log.mark("restore")
+    run.log.write(
+        "restored", step=run.step, checkpoint=name, determinism="within tolerance" if changed else "bitwise", differences=changed
+    )
+
+
+def check_cursor(run: TrainRun, manifest: Manifest) -> None:
+    """The saved position must be the one that this Spec and this stream give to the same step."""
+    saved, here = manifest.state["cursor"], cursor(run, manifest.step)
+    wrong = [key for key in here if saved.get(key) != here[key]]
+    if manifest.step != run.segment.restored_step or wrong:
+        raise RunError(
+            f"the checkpoint's position differs from the run's in {', '.join(wrong) or 'step'}",
+            f"saved: {saved}; expected: {here}",
+            "a checkpoint continues only the stream it was written on: start a new run that names this one as its parent",
+        )
+
+
+def cursor(run: TrainRun, step: int) -> dict[str, Any]:
+    """The whole position of the stream after ``step`` updates (CONTRACTS section 2)."""
+    place = run.schedule.place(step)
+    return {
+        "stage": place.stage,
+        "u": place.first_sequence,
+        "streams": stream_digests(run.spec)[: place.stage + 1],
+        "record": digest_json([dict(skip) for skip in run.segment.skips]),
+    }

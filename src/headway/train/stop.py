@@ -1,0 +1,38 @@
+"""Who may end a run early: a termination signal, or the loss of the supervisor (end of file on stdin)."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+
+
+class StopRequest:
+    """Set once, from a signal handler or the watching thread; read at the boundaries of the loop."""
+
+    def __init__(self) -> None:
+        self.reason: str | None = None
+
+    def __bool__(self) -> bool:
+        return self.reason is not None
+
+    def ask(self, reason: str) -> None:
+        self.reason = self.reason or reason
+
+    def on_signals(self) -> StopRequest:
+        """Ask for a stop on SIGTERM and SIGINT."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda n, _frame: self.ask(f"signal {signal.Signals(n).name}"))
+        return self
+
+    def on_owner_gone(self) -> StopRequest:
+        """Ask for a stop when stdin ends: the supervisor holds the other end of that pipe."""
+
+        def watch(descriptor: int) -> None:
+            while os.read(descriptor, 4096):
+                pass
+            self.ask("the supervisor is gone")
+
+        threading.Thread(target=watch, args=(sys.stdin.fileno(),), daemon=True, name="owner-watch").start()
+        return self

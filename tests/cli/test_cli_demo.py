@@ -1,0 +1,127 @@
+"""The demo's kill and its proof. The proof must be able to fail."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headway.base.clocks import FakeClock
+from headway.cli.demo import draw_kill, one_line
+from headway.cli.main import run_guarded
+from headway.cli.proof import proof_lines, prove
+from headway.recipe.spec import BatchPhase, RateSpec, Spec, StageSpec
+from headway.rundir.create import RunInfo, create_run
+from headway.rundir.events import EventLog
+from headway.rundir.layout import RunDirectory
+from headway.rundir.metrics import StepLog
+from headway.rundir.segments import Segment, write_segment
+
+KILLED_IN, RESTORED, LAST = 6, 4, 8
+
+
+def tiny_spec() -> Spec:
+    """Eight steps of one sequence."""
+    from headway.recipe.load import load_recipe
+    from headway.recipe.resolve import resolve
+
+    stage = StageSpec("main", LAST * 32, 32, LAST, (BatchPhase(0, 1),), RateSpec(0, "constant", 1.0, 1.0), (32768, 32768), 1e4)
+    return replace(resolve(load_recipe("demo"), None), stages=(stage,), manifest_digest="sha256:00")
+
+
+def make_run(root: Path, digests: dict[int, list[str | None]], killed: bool = True) -> RunDirectory:
+    """Steps 1 to 5, a kill in step 6, a restart from step 4; ``digests``: per segment, of its steps in order."""
+    clock = FakeClock()
+    info = RunInfo(data="data", deployment={}, recipe_path="x.toml", versions={}, author="test")
+    run = create_run(root, spec=tiny_spec(), recipe_text="", info=info, drill_faults=[], clock=clock)
+    run.lease.mkdir(exist_ok=True)
+    events = EventLog(run, 1, clock)
+    first = {1: 0, 2: RESTORED}
+    for number, values in digests.items():
+        parent, checkpoint = (1, f"g0001-s{RESTORED:08d}") if number == 2 else (None, None)
+        write_segment(run, Segment(number, parent, first[number], checkpoint, "start", "automatic", 1, {"world": 1}))
+        events.append("launch", segment=number, pid=number)
+        log = StepLog(run, number, clock)
+        log.write("start", pid=number, environment={}, spec_digest=run.spec().digest())
+        clock.advance(1)
+        log.write("restored", step=first[number], checkpoint=checkpoint)
+        for step, digest in enumerate(values, first[number] + 1):
+            clock.advance(1)
+            facts = {"loss": 5.0 - step / 10, "z_loss": 0.0, "grad_norm": 1.0, "clipped": False, "rate": 1e-3, "digest": digest}
+            log.write("step", step=step, stage="main", u=step, sequences=1, tokens=32 * step, targets=32, **facts)
+        signal = 9 if number == 1 and killed else None
+        if signal is None:
+            log.write("end", step=LAST, state="complete", digest=values[-1])
+        log.close()
+        events.append("exit", segment=number, code=None if signal else 0, signal=signal, reason="")
+    events.close()
+    return run
+
+
+FIRST, SECOND = ["a", "b", "c", "d", "e"], ["e", "f", "g", "h"]
+
+
+def test_equal_digests_prove_the_resume(tmp_path):
+    proof = prove(make_run(tmp_path / "run", {1: FIRST, 2: SECOND}))
+    assert proof["holds"] is True
+    assert (proof["killed_in_step"], proof["restored_step"], proof["equal"]) == (KILLED_IN, RESTORED, 1)
+    assert proof["steps_done_twice"] == [{"step": 5, "before": "e", "after": "e"}]
+    text = "\n".join(proof_lines(proof))
+    assert "killed in step 6" in text
+    assert "1 of 1 are equal, all of them. The final state is h." in text
+
+
+@pytest.mark.parametrize(
+    "digests",
+    [
+        {1: FIRST, 2: ["x", "f", "g", "h"]},  # another state
+        {1: [*FIRST[:4], None], 2: SECOND},  # no digest before
+        {1: FIRST, 2: [None, "f", "g", "h"]},  # no digest after
+        {1: [*FIRST[:4], None], 2: [None, "f", "g", "h"]},  # no digest at all
+        {1: FIRST[:4], 2: SECOND},  # nothing was done twice
+        {1: [*FIRST, "f", "g", "h"]},  # never killed
+    ],
+)
+def test_anything_less_proves_nothing(tmp_path, digests):
+    proof = prove(make_run(tmp_path / "run", digests, killed=len(digests) == 2))
+    assert proof["holds"] is False
+    assert proof_lines(proof)
+
+
+def test_the_twin_must_end_in_the_same_state(tmp_path):
+    run = make_run(tmp_path / "run", {1: FIRST, 2: SECOND})
+    same = make_run(tmp_path / "same", {1: [*FIRST, "f", "g", "h"]}, killed=False)
+    other = make_run(tmp_path / "other", {1: [*FIRST, "f", "g", "i"]}, killed=False)
+    assert prove(run, same)["holds"] is True
+    assert "the same" in proof_lines(prove(run, same))[-1]
+    assert prove(run, other)["holds"] is False
+    assert "ANOTHER state" in proof_lines(prove(run, other))[-1]
+
+
+@given(seed=st.integers(0, 2**32), total=st.integers(20, 5_000), every=st.integers(2, 100))
+def test_the_kill_falls_in_the_middle_and_leaves_steps_to_do_again(seed, total, every):
+    step = draw_kill(random.Random(seed), total, every)
+    assert 1 <= step <= total
+    if total >= 6 * every:
+        assert 0.35 * total - 1 <= step <= 0.75 * total + 1
+        assert (step - 1) % every >= max(1, every // 4)
+
+
+def test_kills_differ_between_runs():
+    assert len({draw_kill(random.SystemRandom(), 168, 20) for _ in range(40)}) > 5
+
+
+def test_one_line():
+    assert one_line("a\n b") == "a\\n b"
+    assert len(one_line("x" * 200)) == 88
+
+
+def test_a_directory_in_use_is_left_alone(tmp_path, capsys):
+    (tmp_path / "mine").write_text("keep")
+    assert run_guarded(["demo", "--out", str(tmp_path)]) == 2
+    assert "is not empty" in capsys.readouterr().err
+    assert (tmp_path / "mine").read_text() == "keep"

@@ -1,0 +1,23 @@
+"""What all tests share."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+settings.register_profile("busy machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("busy machine")
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture(scope="session")
+def reference() -> Path:
+    """The folder with reference material (published values, small oracles); tests that need it skip without it."""
+    path = Path(os.environ.get("HEADWAY_REFERENCE", ROOT.parent / "shared"))
+    if not path.is_dir():
+        pytest.skip(f"no reference material at {path}: set HEADWAY_REFERENCE")
+    return path

@@ -1,0 +1,95 @@
+"""Recipe and manifest to Spec: what must fit is checked before the run, with the tokens that would."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+
+import pytest
+from data_helpers import small_recipe, small_spec, write_words
+
+from headway.base.errors import ConfigError
+from headway.data.build import build_data
+from headway.data.freeze import check_caps, data_facts, freeze
+from headway.data.reader import TokenReader
+from headway.data.stream import Stream, source_coverage
+from headway.recipe.spec import BatchPhase
+
+
+def stage(tokens: int, sequence: int = 16, **mixture: float) -> dict:
+    return {"name": "main", "tokens": tokens, "sequence": sequence, "batch": 4 * sequence, "rate": {}, "mixture": mixture}
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory) -> tuple:
+    root = tmp_path_factory.mktemp("freeze")
+    sources = [
+        {"name": "a", "kind": "text-tree", "path": str(write_words(root / "a", 60, seed=1)), "licence": "MIT"},
+        {"name": "b", "kind": "text-tree", "path": str(write_words(root / "b", 20, seed=2)), "cap_epochs": 2.0},
+    ]
+    return sources, root / "data", build_data(small_recipe(sources), root / "data")
+
+
+def test_the_spec_carries_the_manifest(built):
+    sources, directory, manifest = built
+    spec = freeze(small_recipe(sources, stages=[stage(1_000, a=3, b=1)]), manifest)
+    assert (spec.manifest_digest, spec.tokenizer.digest) == (manifest.digest(), manifest.tokenizer.digest)
+    for source, entry in zip(spec.sources, manifest.sources):
+        assert (source.tokens, source.chunk_tokens, source.digest) == (entry.tokens, entry.chunk_tokens, entry.digest)
+    assert spec.sources[0].licence == "MIT"
+    assert not spec.is_draft
+    TokenReader.open(directory, spec).window_batch(Stream(spec).locate(0, Stream(spec).rank_sequences(0, 0, 4, 0, 1)), 16)
+    assert data_facts(manifest).vocabulary == 300
+
+
+def test_D11_a_cap_that_does_not_suffice_names_the_tokens_that_fit(built):
+    sources, _, manifest = built
+    tokens = manifest.source("b").tokens
+    with pytest.raises(ConfigError, match=r"source '?b'?") as caught:
+        freeze(small_recipe(sources, stages=[stage(40 * tokens, a=1, b=1)]), manifest)
+    assert "cap" in str(caught.value)
+
+
+def with_sequences(spec, sequences: int):
+    last = dataclasses.replace(spec.stages[-1], sequences=sequences)
+    return dataclasses.replace(spec, stages=(*spec.stages[:-1], last))
+
+
+@pytest.mark.parametrize("cap", [0.5, 1.0, 1.5, 2.3])
+@pytest.mark.parametrize("batch", [1, 4])
+def test_D11_the_named_tokens_fit_and_one_batch_more_does_not(cap, batch):
+    length = 16
+    spec = small_spec([("a", 5_000, 64, cap), ("b", 9_000, 64)], [(40, 32, (32_768, 32_768)), (5_000, length, (50_000, 15_536))])
+    staged = [dataclasses.replace(s, phases=(BatchPhase(0, batch),)) for s in spec.stages]
+    spec = dataclasses.replace(spec, stages=tuple(staged))
+    with pytest.raises(ConfigError, match="source a: the stages need") as caught:
+        check_caps(spec)
+    fits = int(re.search(r"at most ([\d,]+) tokens", str(caught.value))[1].replace(",", ""))
+    assert fits % (batch * length) == 0
+    check_caps(with_sequences(spec, fits // length))
+    with pytest.raises(ConfigError):
+        check_caps(with_sequences(spec, fits // length + batch))
+
+
+def test_D11_the_named_cap_is_enough():
+    spec = small_spec([("a", 5_000, 64, 1.0)], [(700, 16, (65_536,))])
+    with pytest.raises(ConfigError) as caught:
+        check_caps(spec)
+    needed = float(re.search(r"cap_epochs = ([\d.]+)", str(caught.value))[1])
+    assert 2 < needed < 2.5
+    check_caps(small_spec([("a", 5_000, 64, needed)], [(700, 16, (65_536,))]))
+
+
+def test_every_source_beyond_its_cap_is_reported_at_once():
+    spec = small_spec([("a", 5_000, 64, 1.0), ("b", 5_000, 64, 1.0), ("c", 5_000, 64)], [(3_000, 16, (20_000, 20_000, 25_536))])
+    with pytest.raises(ConfigError) as caught:
+        check_caps(spec)
+    assert [problem.seen.split(":")[0] for problem in caught.value.problems] == ["source a", "source b"]
+    assert [c.within_cap for c in source_coverage(spec)] == [False, False, True]
+
+
+def test_a_sequence_longer_than_a_chunk_is_refused(built):
+    sources, _, manifest = built
+    longer = 2 * max(source.chunk_tokens for source in manifest.sources)
+    with pytest.raises(ConfigError, match="chunk"):
+        freeze(small_recipe(sources, stages=[stage(10_000, longer, a=1, b=1)]), manifest)

@@ -1,0 +1,63 @@
+"""Small rules over rows, each with a case that fires and one that does not."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from headway.monitor.alarms import find_alarms
+
+
+def step(number: int, loss: float = 2.0, grad_norm: float = 1.0, ns: int = 10**9) -> dict:
+    return {"kind": "step", "step": number, "loss": loss, "grad_norm": grad_norm, "targets": 1000, "split": {"productive": ns}}
+
+
+def evaluation(number: int, **loss: float) -> dict:
+    return {"kind": "evaluation", "step": number, "loss": loss}
+
+
+def rules(rows: list[dict]) -> list[tuple[str, int]]:
+    return [(finding.rule, finding.step) for finding in find_alarms(rows)]
+
+
+def test_calm_run_has_no_findings():
+    assert rules([step(n, grad_norm=1 + 0.1 * (n % 7), ns=10**9 + n * 10**6) for n in range(100)]) == []
+
+
+@pytest.mark.parametrize("loss", [math.nan, math.inf])
+def test_non_finite_loss(loss):
+    assert rules([step(1), step(2, loss=loss), step(3)]) == [("non_finite", 2)]
+
+
+def test_L10_flagged_spike_does_not_raise_the_bar():
+    """Ten spikes in a row: all are flagged, for none of them entered the mean; and NaN does not poison it."""
+    rows = [step(n) for n in range(20)] + [step(20 + n, grad_norm=3.1) for n in range(10)]
+    rows.insert(20, step(99, grad_norm=math.nan))
+    found = rules(rows)
+    assert [entry for entry in found if entry[0] == "gradient_spike"] == [("gradient_spike", 20 + n) for n in range(10)]
+
+
+def test_gradient_just_below_the_factor_is_no_spike():
+    assert rules([step(n) for n in range(20)] + [step(20, grad_norm=2.99)]) == []
+
+
+def test_first_steps_are_not_judged():
+    assert rules([step(0, grad_norm=0.1), *(step(n, grad_norm=5.0) for n in range(1, 10))]) == []
+
+
+def test_held_out_loss_rises_twice_in_a_row():
+    rows = [evaluation(n, code=loss, prose=3.0 - n / 100) for n, loss in enumerate([3.0, 2.9, 3.0, 2.95, 3.0, 3.1])]
+    assert rules(rows) == [("held_out_rises", 5)]
+
+
+def test_slow_end():
+    fast, slow = [step(n) for n in range(80)], [step(80 + n, ns=int(1.2e9)) for n in range(16)]
+    assert rules(fast + slow) == [("slow", 95)]
+    assert rules(fast + slow[:6]) == []
+
+
+def test_failed_save_until_a_later_one_succeeds():
+    failed = {"kind": "save_failed", "step": 4, "error": "No space left on device"}
+    assert rules([failed]) == [("save_failed", 4)]
+    assert rules([failed, {"kind": "save", "step": 8, "checkpoint": "c"}]) == []

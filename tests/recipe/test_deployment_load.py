@@ -1,0 +1,55 @@
+"""Deployments: defaults, layouts against the world, what can be planned but not run."""
+
+from __future__ import annotations
+
+import pytest
+
+from headway.base.errors import ConfigError
+from headway.recipe.load import load_deployment
+
+
+def test_default_is_one_local_process():
+    deployment = load_deployment()
+    assert (deployment.world, deployment.layout("any").world, deployment.state_digest_every) == (1, 1, 0)
+    assert load_deployment("demo").state_digest_every == 1
+
+
+def test_P6_layout_that_is_not_the_world_is_refused_with_both_numbers(tmp_path):
+    path = tmp_path / "d.toml"
+    path.write_text("nodes = 2\nprocesses_per_node = 8\n[layouts.default]\ntp = 2\ndp_shard = 4\n[layouts.long]\ncp = 16\n")
+    with pytest.raises(ConfigError) as error:
+        load_deployment(path, runnable=False)
+    (problem,) = error.value.problems
+    assert "needs 8 processes" in problem.seen
+    assert "has 16" in problem.seen
+    assert problem.where == f"{path}:3"
+
+
+def test_P6_many_processes_without_a_layout_are_refused():
+    with pytest.raises(ConfigError, match=r"needs 1 processes .* has 4"):
+        load_deployment(None, ["processes_per_node=4"], runnable=False)
+
+
+def test_larger_deployments_can_be_planned_not_run():
+    sets = ["processes_per_node=8", "layouts.default.dp_shard=8"]
+    assert load_deployment(None, sets, runnable=False).world == 8
+    with pytest.raises(ConfigError, match="this version of the engine runs 1 process"):
+        load_deployment(None, sets)
+
+
+def test_units_and_unknown_keys_are_problems_too():
+    with pytest.raises(ConfigError) as error:
+        load_deployment(None, ["supervise.grace=30", "checkpoint.every_steps=3", "accelerator.peak_flops=989T flops", "nodes=0"])
+    found = {p.where: f"{p.seen} {p.way_out}" for p in error.value.problems}
+    assert "has no unit of time" in found["--set supervise.grace=30"]
+    assert "did you mean checkpoints?" in found["--set checkpoint.every_steps=3"]
+    assert "greater than or equal to 1" in found["--set nodes=0"]
+    assert len(found) == 3
+
+
+def test_unit_strings():
+    sets = ["accelerator.peak_flops=989T", "accelerator.memory=80GiB", "failures.every=3h", "storage.write_speed=2TB"]
+    deployment = load_deployment(None, sets)
+    assert deployment.accelerator.peak_flops == 989 * 10**12
+    assert (deployment.accelerator.memory, deployment.failures.every) == (80 * 2**30, 10_800.0)
+    assert deployment.storage.write_speed == 2 * 10**12

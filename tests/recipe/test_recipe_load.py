@@ -1,0 +1,274 @@
+"""Reading recipes: every problem at once, each with its line, the rule and the nearest known key."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from headway.base.errors import EXIT_CONFIG, ConfigError
+from headway.recipe.load import load_recipe, preset_names
+
+GOOD = """\
+kind = "recipe"
+name = "tiny"
+seed = 7
+
+[tokenizer]
+vocabulary = 512
+
+[model]
+layers = 2
+width = 64
+heads = 4
+kv_heads = 2
+
+[data]
+held_out = "2k tokens"
+
+[[data.sources]]
+name = "code"
+kind = "python-stdlib"
+
+[[data.sources]]
+name = "prose"
+kind = "pydoc-topics"
+cap_epochs = 2
+
+[[stages]]
+name = "main"
+tokens = "64k"
+sequence = 128
+batch = "1k"
+rate = { warmup = "4k", shape = "constant" }
+mixture = { code = 3, prose = 1 }
+
+[[stages]]
+name = "anneal"
+tokens = "16k"
+sequence = 128
+ramp = [
+  { from = "0", batch = "1k" },
+  { from = "8k", batch = "2k" },
+]
+[stages.rate]
+shape = "linear"
+[stages.mixture]
+code = 0.5
+prose = 0.5
+
+[optimizer]
+peak_rate = 1e-3
+
+[evaluation]
+every = "20k"
+"""
+
+
+@pytest.fixture
+def problems(tmp_path: Path):
+    """Problems of the good recipe after replacing texts, as ``line -> seen``."""
+
+    def find(*changes: tuple[str, str], overrides: tuple[str, ...] = ()) -> dict[str, str]:
+        text = GOOD
+        for old, new in changes:
+            assert old in text, old
+            text = text.replace(old, new, 1)
+        path = tmp_path / "r.toml"
+        path.write_text(text)
+        with pytest.raises(ConfigError) as error:
+            load_recipe(path, overrides)
+        return {p.where.removeprefix(f"{path}:"): f"{p.seen} | {p.rule} | {p.way_out}" for p in error.value.problems}
+
+    return find
+
+
+def test_good_recipe_and_presets_load(tmp_path):
+    (tmp_path / "r.toml").write_text(GOOD)
+    loaded = load_recipe(tmp_path / "r.toml")
+    assert loaded.recipe.stages[1].ramp[1].start == 8_000
+    assert loaded.recipe.data.held_out == 2_000
+    assert {"demo", "small"} <= set(preset_names())
+    for name in preset_names():
+        assert load_recipe(name).recipe.name == name
+
+
+def test_unknown_key_names_the_nearest(problems):
+    assert problems(("kv_heads = 2", "kvheads = 2")) == {
+        "12": "unknown key model.kvheads | keys here are layers, width, heads, kv_heads, head_width, ffn_width, rope_base, "
+        "norm_epsilon, qk_norm, tied_embeddings, init_std | did you mean kv_heads?"
+    }
+
+
+def test_key_in_the_wrong_table_names_its_place(problems):
+    assert "did you mean optimizer.weight_decay?" in problems(("heads = 4", "heads = 4\nweight_decay = 0.1"))["12"]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "line", "seen"),
+    [
+        ('tokens = "64k"', 'tokens = "30min"', "28", "'30min' is not a number of tokens"),
+        ('tokens = "64k"', 'tokens = "64 GiB"', "28", "'64 GiB' is not a number of tokens"),
+        ('tokens = "64k"', "tokens = 1.5", "28", "not a whole number"),
+        ('tokens = "64k"', "tokens = -5", "28", "greater than or equal to 1"),
+        ('{ warmup = "4k", s', '{ warmup = "4 steps", s', "31", "'4 steps' is not a number of tokens"),
+        ("peak_rate = 1e-3", 'peak_rate = "1e-3"', "49", "a number without quotes was expected"),
+        ("peak_rate = 1e-3", "peak_rate = nan", "49", "a finite number was expected"),
+        ("layers = 2", "layers = true", "9", "a whole number without quotes was expected"),
+        ("seed = 7", "seed = -1", "3", "greater than or equal to 0"),
+        ('"python-stdlib"', '"python-stdlb"', "19", "did you mean python-stdlib?"),
+        ('name = "tiny"', 'name = "a/b"', "2", "should match pattern"),
+    ],
+)
+def test_wrong_units_and_types(problems, old, new, line, seen):
+    found = problems((old, new))
+    assert list(found) == [line]
+    assert seen in found[line]
+
+
+def test_all_problems_at_once_with_their_lines(problems):
+    found = problems(
+        ("kv_heads = 2", "kv_heads = 3"),  # heads % kv_heads
+        ('held_out = "2k tokens"', 'held_out = "2k minutes"'),  # wrong unit, in the section that names the sources
+        ("mixture = { code = 3, prose = 1 }", "mixture = { cod = 3, prose = 1 }"),  # unknown source
+        ('{ from = "8k", batch = "2k" },', '{ form = "8k", batch = "2k" },'),  # misspelt inside a list of tables
+        ("peak_rate = 1e-3", "peak_rates = 1e-3"),  # misspelt required key
+    )
+    assert sorted(found, key=int) == ["12", "15", "32", "40", "48", "49"]
+    assert "4 query heads cannot share 3" in found["12"]
+    assert "choose kv_heads among 1, 2, 4" in found["12"]
+    assert "did you mean code?" in found["32"]
+    assert "did you mean from?" in found["40"] or "stages.1.ramp.1.from is missing" in found["40"]
+    assert "optimizer.peak_rate is missing" in found["48"]
+    assert "did you mean peak_rate?" in found["49"]
+
+
+def test_missing_section_and_empty_list(problems):
+    assert "evaluation is missing" in next(iter(problems(('[evaluation]\nevery = "20k"\n', "")).values()))
+    found = problems(overrides=("data.sources=[]",))
+    assert "the list is empty" in found["--set data.sources=[]"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "line", "seen"),
+    [
+        ([('warmup = "4k"', 'warmup = "70k"')], "31", "the warm-up of 70,000 tokens is longer than stage 'main' with 64,000"),
+        ([('from = "8k"', 'from = "0"')], "40", "phase 1 begins at 0 tokens, after 0"),
+        ([('from = "8k"', 'from = "16k"')], "40", "stage 'anneal' ends at 16,000"),
+        ([('from = "0"', 'from = "1k"')], "39", "the first phase begins at 0"),
+        ([('batch = "1k"\nrate', "rate")], "27", "neither batch nor ramp"),
+        ([("ramp = [", 'batch = "1k"\nramp = [')], "39", "both batch and ramp"),
+        ([('batch = "1k"\nrate', 'batch = "64"\nrate')], "30", "smaller than one sequence of 128"),
+        ([('shape = "linear"', 'shape = "inverse_sqrt"')], "43", "an inverse root never reaches zero"),
+        ([('shape = "constant"', 'shape = "constant", end = 0.5')], "31", "a constant ends where it starts"),
+        ([("heads = 4\nkv_heads = 2", "heads = 5\nkv_heads = 5")], "11", "does not divide into 5 heads"),
+        ([("kv_heads = 2", "kv_heads = 2\nhead_width = 15")], "13", "heads have an even width"),
+        ([('name = "anneal"', 'name = "main"')], "35", "2 stages are named 'main'"),
+        ([('name = "prose"', 'name = "code"')], "22", "2 sources are named 'code'"),
+        ([("code = 3, prose = 1", "code = 0, prose = 0")], "32", "has no weight"),
+        ([('kind = "pydoc-topics"', 'kind = "text-tree"')], "23", "has no path"),
+        ([("vocabulary = 512", "vocabulary = 70_000"), ("[data]\n", '[data]\ndtype = "uint16"\n')], "15", "does not fit uint16"),
+    ],
+)
+def test_contradictions_across_fields(problems, changes, line, seen):
+    found = problems(*changes)
+    assert line in found, found
+    assert seen in found[line]
+
+
+def test_capability_weights_sum_to_one(problems):
+    text = '[[objective.capabilities]]\nname = "a"\nweight = 0.6\n[tokenizer]'
+    assert "sum to 0.6" in problems(("[tokenizer]", text))["5"]
+
+
+def test_syntax_error_names_the_line(tmp_path):
+    path = tmp_path / "r.toml"
+    path.write_text(GOOD.replace('tokens = "64k"', "tokens = 64k"))
+    with pytest.raises(ConfigError) as error:
+        load_recipe(path)
+    assert error.value.problems[0].where == f"{path}:28"
+    assert "tokens = 64k" in error.value.problems[0].rule
+    assert error.value.exit_code == EXIT_CONFIG
+
+
+def test_file_that_is_not_there_not_text_or_not_a_file(tmp_path):
+    with pytest.raises(ConfigError, match="there is no recipe at"):
+        load_recipe(tmp_path / "absent.toml")
+    with pytest.raises(ConfigError, match="is a directory"):
+        load_recipe(tmp_path)
+    (tmp_path / "latin.toml").write_bytes(b'kind = "recipe"\nname = "\xe9"\n')
+    with pytest.raises(ConfigError, match=r"latin\.toml:2: the text is not UTF-8"):
+        load_recipe(tmp_path / "latin.toml")
+    with pytest.raises(ConfigError, match="did you mean demo"):
+        load_recipe("dmo")
+
+
+def test_overrides_are_read_as_toml_or_text(tmp_path):
+    (tmp_path / "r.toml").write_text(GOOD)
+    sets = [
+        "model.layers=8",
+        "stages.0.tokens=2M",
+        "name=other run",
+        "stages.1.ramp.1.batch=4k",
+        "model.qk_norm=false",
+        "data.seed=3",
+    ]
+    recipe = load_recipe(tmp_path / "r.toml", sets).recipe
+    assert (recipe.model.layers, recipe.stages[0].tokens, recipe.name) == (8, 2_000_000, "other run")
+    assert (recipe.stages[1].ramp[1].batch, recipe.model.qk_norm, recipe.data.seed) == (4_000, False, 3)
+
+
+def test_override_problems_name_the_override(problems):
+    found = problems(
+        overrides=(
+            "model.layrs=8",
+            "modle.width=3",
+            "stages.7.tokens=2M",
+            "stages.main.tokens=2M",
+            "foo",
+            "seed.x=1",
+            "model.heads=x",
+        )
+    )
+    assert "did you mean layers?" in found["--set model.layrs=8"]
+    assert "did you mean model?" in found["--set modle.width=3"]
+    assert "a list of 2: it has no 7" in found["--set stages.7.tokens=2M"]
+    assert "it has no 'main'" in found["--set stages.main.tokens=2M"]
+    assert "no key or no value" in found["--set foo"]
+    assert "seed is a value" in found["--set seed.x=1"]
+    assert "a whole number without quotes" in found["--set model.heads=x"]
+
+
+def test_an_override_cannot_smuggle_in_other_keys(problems):
+    assert (
+        "a whole number without quotes" in problems(overrides=("model.layers=8\nwidth = 1",))["--set model.layers=8\nwidth = 1"]
+    )
+
+
+def test_every_field_of_both_schemas_has_a_description():
+    from headway.recipe.deployment import Deployment
+    from headway.recipe.problems import _inner_model
+    from headway.recipe.schema import Recipe
+
+    def walk(model):
+        for name, field in model.model_fields.items():
+            assert field.description, (model, name)
+            inner = _inner_model(field.annotation)
+            if inner:
+                walk(inner)
+
+    walk(Recipe)
+    walk(Deployment)
+
+
+def test_digest_is_of_meaning_not_of_text(tmp_path):
+    def digest(text: str, *overrides: str) -> str:
+        (tmp_path / "r.toml").write_text(text)
+        return load_recipe(tmp_path / "r.toml", overrides).digest
+
+    base = digest(GOOD)
+    assert digest("# a comment\n" + GOOD.replace('"64k"', "64_000")) == base
+    assert digest(GOOD, "stability.z_loss=1e-4") == base  # the default, spelt out
+    assert digest(GOOD, "data.sources.0.path=/somewhere/else") == base  # where text lies is not what it says
+    assert digest(GOOD, "stability.z_loss=1e-3") != base
+    assert digest(GOOD, "model.layers=3") != base

@@ -1,0 +1,281 @@
+"""The supervisor's decisions, with a clock and trainers that exist only here."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import pytest
+from bench import plan, quick, standin_launcher
+
+from headway.base.clocks import FakeClock
+from headway.base.errors import ConfigError, EnvironmentFault, RunError
+from headway.base.files import write_json
+from headway.monitor.summary import read_ledger
+from headway.rundir.events import read_events
+from headway.rundir.lease import Lease
+from headway.rundir.metrics import StepLog
+from headway.rundir.segments import read_segments
+from headway.store.admissible import Choice
+from headway.supervise.launcher import trainer_environment
+from headway.supervise.options import SuperviseOptions
+from headway.supervise.supervisor import supervise
+
+STEP_SECONDS = 1.0
+
+
+@dataclass
+class ScriptedTrainer:
+    """Does one word of its script per look: "step", "save", "evaluation", "end", "silence", or an exit status."""
+
+    log: StepLog
+    clock: FakeClock
+    script: Iterator[object]
+    step: int = 0
+    pid: int = 1
+    start_ticks: int | None = 1
+    calls: list[str] = field(default_factory=list)
+    status: int | None = None
+
+    def poll(self) -> int | None:
+        if self.status is None:
+            word = next(self.script, "silence")
+            if isinstance(word, int):
+                self.status = word
+            elif word != "silence":
+                self.write(str(word))
+        return self.status
+
+    def write(self, kind: str) -> None:
+        if kind == "step":
+            self.clock.advance(STEP_SECONDS)
+            self.step += 1
+            self.log.write("step", step=self.step, stage="main", tokens=self.step * 64, targets=64, loss=2.0, grad_norm=1.0)
+        elif kind == "end":
+            self.log.write("end", step=self.step, state="complete")
+        else:
+            self.log.write(kind, step=self.step, checkpoint="c", loss={})
+
+    def terminate(self) -> None:
+        self.calls.append("terminate")
+
+    def kill(self) -> None:
+        self.calls.append("kill")
+        self.status = -signal.SIGKILL
+
+    def close(self) -> None:
+        self.calls.append("close")
+
+
+@dataclass
+class Stage:
+    """Launches one script per attempt."""
+
+    clock: FakeClock
+    scripts: list[list[object]]
+    trainers: list[ScriptedTrainer] = field(default_factory=list)
+
+    def launch(self, run, segment: int) -> ScriptedTrainer:
+        log = StepLog(run, segment, self.clock)
+        log.write("start", pid=1)
+        restored = read_segments(run)[-1].restored_step
+        self.trainers.append(ScriptedTrainer(log, self.clock, iter(self.scripts[len(self.trainers)]), restored))
+        return self.trainers[-1]
+
+
+def perform(run, scripts: list[list[object]], on_record=None, **options):
+    clock = FakeClock()
+    stage = Stage(clock, scripts)
+    values = {
+        "ttl_seconds": 1000.0,
+        "poll_seconds": 0.5,
+        "backoff_seconds": 0.0,
+        "hang_floor_seconds": 30.0,
+        "startup_seconds": 600.0,
+        **options,
+    }
+    outcome = supervise(run, options=SuperviseOptions(**values), launcher=stage, clock=clock, on_record=on_record)
+    read_ledger(run)
+    return outcome, stage
+
+
+@pytest.fixture
+def choices(monkeypatch) -> list[Choice | Exception]:
+    """What ``choose`` answers, in turn; the last answer stays."""
+    answers: list[Choice | Exception] = [Choice(checkpoint=None, segment=None, step=0, rejected=[])]
+
+    def answer(run, chain):
+        value = answers.pop(0) if len(answers) > 1 else answers[0]
+        if isinstance(value, Exception):
+            raise value
+        return value
+
+    monkeypatch.setattr("headway.supervise.supervisor.choose", answer)
+    return answers
+
+
+def at(segment: int, step: int, rejected: list[dict] | None = None) -> Choice:
+    return Choice(checkpoint=f"g{segment:04d}-s{step:08d}", segment=segment, step=step, rejected=rejected or [])
+
+
+def test_F8_wedge_without_an_error_is_found_by_lack_of_progress(run, choices):
+    wedge = ["step", "evaluation", "save", "step"]
+    outcome, stage = perform(run, [wedge, ["step", "end", 0]])
+    assert (outcome.state, outcome.attempts) == ("complete", 2)
+    assert stage.trainers[0].calls == ["terminate", "kill", "close"]
+    categories = read_ledger(run).categories
+    assert categories["hang"] == pytest.approx(30e9, abs=1e9)
+    assert categories["detection_to_stop"] == pytest.approx(5e9, abs=1e9), "the grace time of a hang"
+
+
+def test_F2_slow_start_up_is_left_alone(run, choices):
+    outcome, stage = perform(run, [["silence"] * 1000 + ["step", "end", 0]])
+    assert (outcome.state, outcome.attempts) == ("complete", 1)
+    assert "terminate" not in stage.trainers[0].calls
+
+
+def test_end_that_was_recorded_counts_although_the_exit_failed(run, choices):
+    assert perform(run, [["step", "end", -11]])[0].state == "complete"
+
+
+def test_F4_counts_committed_progress_as_a_fresh_choice_proves_it(run, choices):
+    """Every attempt claims a save, but none of the saves can be read back: the loop must end."""
+    choices[:] = [at(1, 30), *[at(1, 30, [{"checkpoint": f"g000{n}-s00000040", "reason": "flipped bit"}]) for n in (1, 2, 3)]]
+    write_first_segment(run)
+    outcome, _ = perform(run, [["step", "save", -9]] * 3)
+    assert (outcome.state, outcome.attempts, outcome.exit_code) == ("failed", 3, 4)
+    assert "checkpoint g0001-s00000030 (step 30) stands" in outcome.reason
+    rejected = [event["checkpoint"] for event in read_events(run) if event["kind"] == "checkpoint_rejected"]
+    assert rejected == ["g0001-s00000040", "g0002-s00000040", "g0003-s00000040"], "each is said once"
+
+
+def write_first_segment(run) -> None:
+    from headway.rundir.segments import Segment, write_segment
+
+    write_segment(run, Segment(1, None, 0, None, "start", "a person", 1, {}, skips=({"stage": 0, "first": 5, "count": 8},)))
+
+
+def test_parent_is_the_segment_whose_state_goes_on(run, choices):
+    """2 and 3 committed nothing; 4 passes over a damaged checkpoint of 1: what they did leaves the chain."""
+    write_first_segment(run)
+    choices[:] = [at(1, 40), at(1, 40), at(1, 30, [{"checkpoint": "g0001-s00000040", "reason": "gone"}]), at(4, 50)]
+    perform(run, [["step", -9], ["step", -9], ["step", -9], ["step", "end", 0]], max_fruitless_attempts=9)
+    assert [(s.id, s.parent, s.restored_step) for s in read_segments(run)] == [
+        (1, None, 0),
+        (2, 1, 40),
+        (3, 1, 40),
+        (4, 1, 30),
+        (5, 4, 50),
+    ]
+    assert read_segments(run)[3].rejected == ({"checkpoint": "g0001-s00000040", "reason": "gone"},)
+    assert all(s.skips == ({"stage": 0, "first": 5, "count": 8},) for s in read_segments(run)), "skips in force travel along"
+
+
+def test_nothing_usable_is_a_clear_error_and_never_a_fresh_start(run, choices):
+    choices[:] = [RunError("no checkpoint of this run can be used: a; b")]
+    outcome, stage = perform(run, [])
+    assert (outcome.state, outcome.exit_code) == ("failed", 4)
+    assert "no checkpoint of this run can be used" in outcome.reason
+    assert stage.trainers == []
+    assert read_events(run)[-1]["kind"] == "finish"
+
+
+def test_trainer_that_cannot_be_started(run, choices):
+    class Broken:
+        def launch(self, run, segment):
+            raise EnvironmentFault("cannot start the trainer: No such file or directory")
+
+    outcome = supervise(run, options=quick(), launcher=Broken(), clock=FakeClock())
+    assert (outcome.state, outcome.exit_code) == ("failed", 3)
+
+
+def test_lease_lost_ends_the_trainer_and_leaves_the_run_to_its_new_owner(run, choices):
+    clock = FakeClock()
+    stage = Stage(clock, [["step"] * 5])
+
+    def taken_over(record: dict) -> None:
+        if record["kind"] == "step" and record["step"] == 3:
+            Lease.acquire(run, {"host": "beta", "pid": 1}, 1000.0, FakeClock())
+
+    options = SuperviseOptions(ttl_seconds=100.0, poll_seconds=0.5, grace_seconds=4.0)
+    outcome = supervise(run, options=options, launcher=stage, clock=clock, on_record=taken_over)
+    assert (outcome.state, outcome.exit_code) == ("lost", 3)
+    assert stage.trainers[0].calls == ["terminate", "kill", "close"]
+    assert [event["kind"] for event in read_events(run)] == ["open", "launch", "exit"], "no finish"
+
+
+def test_second_signal_does_not_wait_for_the_save(run, choices):
+    def twice(record: dict) -> None:
+        if record["kind"] == "step":
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    outcome, stage = perform(run, [["step", "step", "silence"]], on_record=twice, grace_seconds=10_000.0)
+    assert outcome.state == "stopped"
+    assert stage.trainers[0].calls == ["terminate", "kill", "close"]
+    assert read_ledger(run).total_ns < 60e9, "long before the grace time"
+
+
+def test_view_that_breaks_does_not_end_the_run(run, choices):
+    def broken(record: dict) -> None:
+        if record["kind"] == "step":
+            raise BrokenPipeError
+
+    assert perform(run, [["step", "step", "end", 0]], on_record=broken)[0].state == "complete"
+
+
+def test_error_of_the_supervisor_itself_leaves_no_trainer(run, choices, monkeypatch):
+    def fail(self, row, now_ns):
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr("headway.supervise.patience.Patience.progress", fail)
+    clock = FakeClock()
+    stage = Stage(clock, [["step"]])
+    with pytest.raises(RuntimeError, match="a bug"):
+        supervise(run, options=quick(), launcher=stage, clock=clock)
+    assert "kill" in stage.trainers[0].calls
+    later = FakeClock()
+    assert Lease.acquire(run, {}, 10.0, later).epoch == 2
+    assert later.slept == [], "the lease is released"
+
+
+def test_back_off_grows_with_fruitless_attempts(run, choices):
+    perform(run, [[-9], [-9], ["step", "end", 0]], backoff_seconds=10.0)
+    launches = [event["stamp"]["boot_ns"] for event in read_events(run) if event["kind"] == "launch"]
+    gaps = [round((b - a) / 1e9) for a, b in zip(launches, launches[1:])]  # noqa: RUF007
+    assert gaps == [10, 20]
+
+
+def test_faults_are_refused_in_a_production_run(run):
+    write_json(run.root / "drill.json", {"faults": []})
+    with pytest.raises(ConfigError, match="not a drill"):
+        supervise(run, launcher=standin_launcher(), clock=FakeClock())
+    assert read_events(run) == []
+
+
+def test_real_choice_before_the_first_commit(run):
+    plan(run, steps=8, save_every=1000, faults={"1": {"at": 3, "how": "kill"}})
+    outcome = supervise(run, options=quick(), launcher=standin_launcher())
+    assert (outcome.state, outcome.attempts) == ("complete", 2)
+    assert [(s.parent, s.restored_step, s.checkpoint) for s in read_segments(run)] == [(None, 0, None)] * 2
+    ledger = read_ledger(run)
+    assert (ledger.committed.steps, ledger.attempted.steps) == (8, 11)
+
+
+def test_environment_of_the_trainer_passes_threads_and_keeps_what_was_set():
+    environment = trainer_environment({"OMP_NUM_THREADS": "3", "PYTHONHASHSEED": "7"})
+    assert (environment["OMP_NUM_THREADS"], environment["PYTHONHASHSEED"]) == ("3", "7")
+    assert trainer_environment({})["PYTHONHASHSEED"] == "0"
+
+
+def test_options_of_a_deployment():
+    section = {"max_fruitless_attempts": 5, "lease_ttl": 7.0, "hang_floor": 60.0, "grace": 9.0}
+    options = SuperviseOptions.of({"supervise": section}, author="a person")
+    assert (options.max_fruitless_attempts, options.ttl_seconds, options.hang_floor_seconds, options.grace_seconds) == (
+        5,
+        7.0,
+        60.0,
+        9.0,
+    )
+    assert SuperviseOptions.of({}) == SuperviseOptions()
