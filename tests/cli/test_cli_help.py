@@ -17,6 +17,8 @@ ROOT = Path(__file__).resolve().parents[2]
 ALL = [(), *((verb,) for verb in VERBS), *(("data", verb) for verb in DATA_VERBS)]
 HELP_SECONDS = 0.2
 """What a person does not notice."""
+BARE_INTERPRETERS = 10
+"""The same limit where the machine is slow or busy: starting Python alone takes 20 ms on a quiet one."""
 
 
 def seconds(*arguments: str) -> float:
@@ -32,7 +34,8 @@ def test_help_comes_at_once(verb):
     script = str(Path(sys.executable).with_name("headway"))
     fastest = min(seconds(script, *verb, "--help") for _ in range(5))
     bare = min(seconds("-c", "pass") for _ in range(3))
-    assert fastest < HELP_SECONDS, f"headway {' '.join(verb)} --help took {fastest:.3f} s, a bare interpreter {bare:.3f} s"
+    limit = max(HELP_SECONDS, BARE_INTERPRETERS * bare)
+    assert fastest < limit, f"headway {' '.join(verb)} --help took {fastest:.3f} s, a bare interpreter {bare:.3f} s"
 
 
 @pytest.mark.parametrize("verb", ALL, ids=" ".join)

@@ -111,7 +111,7 @@ def test_G4_replayed_steps_are_not_progress(progress):
     progress.feed({"kind": "launch", "segment": 1, "pid": 7})
     progress.feed(restored(0, None))
     run_steps(progress, 1, 19)
-    killed = progress.feed({"kind": "exit", "segment": 1, "code": None, "signal": 9, "reason": "killed"})
+    killed = progress.feed({"kind": "exit", "segment": 1, "code": None, "signal": 9, "reason": "ended by SIGKILL"})
     assert killed == ["- killed: the trainer of segment 1 ended by SIGKILL after step 19"]
     progress.feed({"kind": "launch", "segment": 2, "pid": 8})
     assert progress.feed(restored(10, "g0001-s00000010")) == [

@@ -77,9 +77,9 @@ class _Demo:
 
         begin = SystemClock().stamp().boot_ns
         description = describe(PRESET, None, Path(PRESET))
-        plan = self.show_plan(description)
+        calibration = self.show_plan(description)
         manifest = self.build_data(description)
-        run = self.create_run(description, manifest)
+        run = self.create_run(description, manifest, calibration)
         if self.train(run, "3. Training, with a kill in the middle") != "complete":
             return INTERRUPTED, {"kind": "demo", "schema_version": 1, "run": str(run.root), "state": "stopped"}
         twin = self.train_twin(description, manifest) if self.twin else None
@@ -87,11 +87,12 @@ class _Demo:
         self.show_samples(run)
         paths = self.write_report(run)
         seconds = (SystemClock().stamp().boot_ns - begin) / 1e9
-        return EXIT_OK, self.conclude(run, plan, proof, paths, seconds)
+        return EXIT_OK, self.conclude(run, proof, paths, seconds)
 
     # -- the scenes
 
-    def show_plan(self, description: Any) -> Any:
+    def show_plan(self, description: Any) -> dict[str, Any]:
+        """Returns the measurement that the plan's times stand on."""
         from headway.cli.output import heading, say
         from headway.cli.plan import measure, show
         from headway.plan.plan import make_plan
@@ -100,10 +101,10 @@ class _Demo:
         heading("1. The plan")
         say("Measuring this machine with real training steps, about 10 seconds ...")
         draft = resolve(description.loaded, None)
-        plan = make_plan(draft, description.deployment, measure(draft, description.deployment))
+        calibration = measure(draft, description.deployment)
         say()
-        show(plan)
-        return plan
+        show(make_plan(draft, description.deployment, calibration))
+        return calibration
 
     def build_data(self, description: Any) -> Any:
         from headway.cli.data import show, tell
@@ -116,7 +117,7 @@ class _Demo:
         show(manifest, self.root / "data")
         return manifest
 
-    def create_run(self, description: Any, manifest: Any) -> Any:
+    def create_run(self, description: Any, manifest: Any, calibration: dict[str, Any]) -> Any:
         from headway.cli.run import create
         from headway.data.freeze import freeze
         from headway.recipe.schedules import Schedule
@@ -127,7 +128,8 @@ class _Demo:
         if not 1 <= step <= total:
             raise ConfigError(f"--kill-at {step}", f"the run has the steps 1 to {total}", f"--kill-at {total // 2}")
         fault = {"point": "step.gradients", "action": "kill", "step": step}
-        return create(description, self.root / "data", manifest, root=self.root / "run", faults=[fault])
+        run, data = self.root / "run", self.root / "data"
+        return create(description, data, manifest, root=run, faults=[fault], calibration=calibration)
 
     def train(self, run: Any, title: str) -> str:
         """Supervise ``run`` with its progress on the screen; returns the state it ended in."""
@@ -183,7 +185,7 @@ class _Demo:
 
         return pages(write_report(run, run.report))
 
-    def conclude(self, run: Any, plan: Any, proof: dict[str, Any], paths: list[str], seconds: float) -> dict[str, Any]:
+    def conclude(self, run: Any, proof: dict[str, Any], paths: list[str], seconds: float) -> dict[str, Any]:
         from headway.base.units import format_count, format_seconds
         from headway.cli.output import heading, say
         from headway.monitor.summary import summarise

@@ -101,8 +101,16 @@ def free_directory(wanted: Path) -> Path:
     return path
 
 
-def create(description: Any, data: Path, manifest: Any, *, root: Path, faults: Sequence[dict[str, Any]]) -> Any:
-    """Freeze the spec, plan it, and create the run directory; a run with faults is a drill."""
+def create(
+    description: Any,
+    data: Path,
+    manifest: Any,
+    *,
+    root: Path,
+    faults: Sequence[dict[str, Any]],
+    calibration: dict[str, Any] | None = None,
+) -> Any:
+    """Freeze the spec, plan it (with times where a calibration is given), and create the run directory; faults make a drill."""
     from headway.data.freeze import freeze
     from headway.plan.plan import make_plan
     from headway.rundir.create import RunInfo, create_run
@@ -116,7 +124,7 @@ def create(description: Any, data: Path, manifest: Any, *, root: Path, faults: S
         versions=versions(),
         author=author(),
     )
-    plan = make_plan(spec, description.deployment, None).to_json()
+    plan = make_plan(spec, description.deployment, calibration).to_json()
     return create_run(
         root, spec=spec, recipe_text=description.loaded.text, info=info, drill_faults=list(faults) or None, plan=plan
     )

@@ -19,6 +19,8 @@ def main(arguments: list[str] | None = None) -> int:
     except HeadwayError as error:
         if options.verb == "train":
             _leave_error(options, error)
+        else:
+            print(json.dumps(_described(error)))
         print(f"{error.label}: {error}", file=sys.stderr)
         return error.exit_code
 
@@ -81,8 +83,12 @@ def _leave_error(options: argparse.Namespace, error: HeadwayError) -> None:
 
     directory = options.run / "segments" / f"{options.segment:04d}"
     if directory.is_dir():
-        problems = [asdict(problem) for problem in error.problems]
-        write_json(directory / "error.json", {"label": error.label, "problems": problems, "exit_code": error.exit_code})
+        write_json(directory / "error.json", _described(error))
+
+
+def _described(error: HeadwayError) -> dict:
+    """An error as data, for the process that started this one."""
+    return {"label": error.label, "problems": [asdict(problem) for problem in error.problems], "exit_code": error.exit_code}
 
 
 VERBS = {"train": _train, "sample": _sample, "calibrate": _calibrate}

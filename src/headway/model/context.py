@@ -1,16 +1,13 @@
-"""Where every token stands: its rotary angle, its document, and the pieces into which attention falls.
+"""Where every token stands: its rotary angle and which keys it may see. Built once per batch, serves every layer.
 
-Shapes: B batch rows, T tokens of a row, E head width. A document is a maximal run of equal ids in a row.
+Shapes: B batch rows, T tokens of a row, E head width. A document is a maximal run of equal ids in a row; a token sees the
+tokens of its document up to itself.
 
-    row 0   | a a a a a a a a |      one document              \\  one piece: rows 0-1 at once, plainly causal
-    row 1   | b b b b b b b b |      one document              /
-    row 2   | c c c | d d d d d |    two documents                 two pieces, one row each
-
-No token sees another piece, so documents never mix and no piece needs a mask. Nearly all work falls into whole rows
-when documents are longer than a row; rows cut into more than ``MAX_PIECES_PER_ROW`` documents share one masked piece
-instead, because many small calls cost more than the masked-out half of one large one.
-
-The Context of a batch is built once, on the host, and serves every layer and both directions.
+    document   a a a b b b b c        additive mask (0 seen, . = -inf)    a  0 . . . . . . .
+    start      0 0 0 3 3 3 3 7                                            a  0 0 . . . . . .
+                                                                          a  0 0 0 . . . . .
+    A block of queries needs only the keys from its first                 b  . . . 0 . . . .
+    query's start to its own end (attention.py).                          b  . . . 0 0 . . .
 """
 
 from __future__ import annotations
@@ -21,32 +18,15 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-MAX_PIECES_PER_ROW = 8
-"""More documents than this in a row: a mask is faster than pieces (bench/training.py shows both)."""
 
-
-@dataclass(frozen=True)
-class Piece:
-    """A block of tokens that see only each other: rows [row, row_end), columns [start, end)."""
-
-    row: int
-    row_end: int
-    start: int
-    end: int
-    mask_RTT: Tensor | None = None  # additive, where a piece holds several documents per row; None: plainly causal
-
-    @property
-    def tokens(self) -> int:
-        return (self.row_end - self.row) * (self.end - self.start)
-
-
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class Context:
-    """Built once per batch by ``make_context``."""
+    """Built by ``make_context``."""
 
     cos_BTE: Tensor  # float32, B T 1 E/2: broadcasts over heads
     sin_BTE: Tensor
-    pieces: tuple[Piece, ...]  # in order of the flattened batch; together they cover it exactly
+    start_BT: Tensor  # int64: column at which the token's document begins
+    mask_BTT: Tensor | None  # additive, compute dtype; None: one document per row, plainly causal
 
 
 @lru_cache(maxsize=8)
@@ -62,48 +42,25 @@ def make_context(position_BT: Tensor, document_BT: Tensor, rope_base: float, hea
     assert position_BT.shape == document_BT.shape, "one position and one document per token"
     longest = int(position_BT.max()) + 1
     cos_TE, sin_TE = _angle_table(1 << (longest - 1).bit_length(), float(rope_base), head_width)
-    index_BT = position_BT.long()
+    index_BT, start_BT = position_BT.long(), document_starts(document_BT)
     return Context(
         cos_BTE=cos_TE[index_BT].unsqueeze(2),
         sin_BTE=sin_TE[index_BT].unsqueeze(2),
-        pieces=_pieces(document_BT, dtype),
+        start_BT=start_BT,
+        mask_BTT=document_mask(start_BT, dtype) if bool(start_BT.any()) else None,
     )
 
 
-def _pieces(document_BT: Tensor, dtype: torch.dtype) -> tuple[Piece, ...]:
-    width = document_BT.shape[1]
-    starts = [[0, *cuts] for cuts in _cuts(document_BT)]
-    pieces: list[Piece] = []
-    row = 0
-    while row < len(starts):
-        kind, row_end = _kind(starts[row]), row + 1
-        if kind != "cut":
-            while row_end < len(starts) and _kind(starts[row_end]) == kind:
-                row_end += 1
-        if kind == "cut":
-            pieces += [Piece(row, row_end, a, b) for a, b in zip(starts[row], [*starts[row][1:], width])]
-        else:
-            mask = document_mask(document_BT[row:row_end], dtype) if kind == "masked" else None
-            pieces.append(Piece(row, row_end, 0, width, mask))
-        row = row_end
-    return tuple(pieces)
+def document_starts(document_BT: Tensor) -> Tensor:
+    """For each token the column at which its document begins."""
+    column_T = torch.arange(document_BT.shape[1])
+    begins_BT = torch.ones_like(document_BT, dtype=torch.bool)
+    begins_BT[:, 1:] = document_BT[:, 1:] != document_BT[:, :-1]
+    return torch.where(begins_BT, column_T, 0).cummax(1).values
 
 
-def _kind(starts: list[int]) -> str:
-    return "whole" if len(starts) == 1 else "cut" if len(starts) <= MAX_PIECES_PER_ROW else "masked"
-
-
-def _cuts(document_BT: Tensor) -> list[list[int]]:
-    """For each row the columns at which another document begins."""
-    cuts: list[list[int]] = [[] for _ in range(document_BT.shape[0])]
-    for row, column in (document_BT[:, 1:] != document_BT[:, :-1]).nonzero().tolist():
-        cuts[row].append(column + 1)
-    return cuts
-
-
-def document_mask(document_RT: Tensor, dtype: torch.dtype) -> Tensor:
-    """Additive R T T mask: 0 where a query sees a key (same document, not later), -inf elsewhere."""
-    change_RT = torch.zeros_like(document_RT, dtype=torch.long)
-    change_RT[:, 1:] = (document_RT[:, 1:] != document_RT[:, :-1]).cumsum(1)
-    sees_RTT = (change_RT[:, :, None] == change_RT[:, None, :]).tril()
-    return torch.zeros(sees_RTT.shape, dtype=dtype).masked_fill_(~sees_RTT, -torch.inf)
+def document_mask(start_BT: Tensor, dtype: torch.dtype) -> Tensor:
+    """Additive B T T mask: 0 where a query sees a key, -inf elsewhere."""
+    column_T = torch.arange(start_BT.shape[1])
+    hidden_BTT = (column_T < start_BT[:, :, None]) | (column_T > column_T[:, None])
+    return torch.zeros(hidden_BTT.shape, dtype=dtype).masked_fill_(hidden_BTT, -torch.inf)
