@@ -3,12 +3,15 @@
 #   PYTHON=python3.12   another interpreter          VENV=/tmp/venv     another place for the environment
 #   PIP_ARGS=...        more arguments for pip       PYTEST_ARGS=...    more arguments for pytest
 #   DEMO_ARGS=...       arguments of headway demo, such as --twin
+#   WORKERS=auto        test processes side by side, each file in one of them (0: none, to see tests print)
 
 PYTHON ?= python3
 VENV ?= .venv
 PIP_ARGS ?=
 PYTEST_ARGS ?=
 DEMO_ARGS ?=
+WORKERS ?= auto
+PYTEST := pytest -n $(WORKERS) --dist loadfile
 
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
@@ -20,21 +23,21 @@ BENCH_READY := $(VENV)/.ready-bench
 help:  ## list these verbs
 	@sed -n 's/^\([a-z][a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 18
 
-demo: $(READY)  ## plan, train, kill, resume and report a small real run (about 5 minutes)
+demo: $(READY)  ## plan, train, kill, resume and report a small real run (about 3 minutes)
 	@$(BIN)/headway demo $(DEMO_ARGS)
 
 test: $(READY)  ## the test suite
-	@$(BIN)/pytest -m "not slow" $(PYTEST_ARGS)
+	@$(BIN)/$(PYTEST) -m "not slow" $(PYTEST_ARGS)
 
 test-all: $(READY)  ## the test suite and the tests that need minutes each
-	@$(BIN)/pytest $(PYTEST_ARGS)
+	@$(BIN)/$(PYTEST) $(PYTEST_ARGS)
 
 check: $(READY)  ## format, lint, types, import contracts and the quick tests (under a minute)
 	@$(BIN)/ruff format --check src tests bench
 	@$(BIN)/ruff check src tests bench
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-cache
-	@$(BIN)/pytest -m "not slow and not e2e" -x $(PYTEST_ARGS)
+	@$(BIN)/$(PYTEST) -m "not slow and not e2e" $(PYTEST_ARGS)
 
 format: $(READY)  ## rewrite the sources in the house format
 	@$(BIN)/ruff format src tests bench

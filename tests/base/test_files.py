@@ -44,3 +44,41 @@ def test_create_exclusive_has_one_winner(tmp_path):
     [t.join() for t in threads]
     assert len(wins) == 1
     assert (tmp_path / "0").read_bytes() == b"%d" % wins[0]
+
+
+@pytest.fixture
+def synced(monkeypatch):
+    """Paths of directories that were synced, in order."""
+    seen, true = [], files.fsync_directory
+
+    def sync(path):
+        seen.append(path)
+        true(path)
+
+    monkeypatch.setattr(files, "fsync_directory", sync)
+    return seen
+
+
+def test_made_directories_outlive_a_power_cut(tmp_path, synced):
+    """Each new name is synced in the directory that holds it, outermost first."""
+    files.make_directory(tmp_path / "a" / "b" / "c")
+    assert synced == [tmp_path, tmp_path / "a", tmp_path / "a" / "b"]
+    synced.clear()
+    files.make_directory(tmp_path / "a" / "b" / "c")
+    assert synced == [tmp_path / "a" / "b"], "whoever made it may have died before syncing it"
+
+
+def test_directory_below_one_that_may_not_be_opened(tmp_path, monkeypatch):
+    """As /home often is. Root may open everything, so the refusal is played."""
+
+    def refuse(path):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(files, "fsync_directory", refuse)
+    assert files.make_directory(tmp_path / "a").is_dir()
+
+
+def test_file_in_the_place_of_a_directory(tmp_path):
+    (tmp_path / "a").touch()
+    with pytest.raises(EnvironmentFault, match="cannot create run directory"):
+        files.make_directory(tmp_path / "a", "run directory")

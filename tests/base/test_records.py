@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headway.base.errors import EnvironmentFault
 from headway.base.records import RecordTail, RecordWriter, decode_record, encode_record, read_records
 
 VALUES = [{"step": 1, "loss": 3.5}, {"step": 2, "text": "naïve\nline"}, {"step": 3}]
@@ -61,3 +62,27 @@ def test_tail_sees_each_record_once_and_only_when_whole(tmp_path):
         file.write(lines[1][7:] + lines[2])
     assert list(tail.poll()) == VALUES[1:]
     assert list(tail.poll()) == []
+
+
+def test_file_of_durable_records_is_itself_durable(tmp_path, monkeypatch):
+    synced = []
+    monkeypatch.setattr("headway.base.records.fsync_directory", synced.append)
+    RecordWriter(tmp_path / "steps.jsonl").close()
+    assert synced == []
+    RecordWriter(tmp_path / "events.jsonl", durable=True).close()
+    assert synced == [tmp_path]
+
+
+@pytest.mark.parametrize("value", [5, "text", [1], None, True])
+def test_a_whole_line_that_is_no_object_is_damaged(tmp_path, value):
+    write(tmp_path / "r", [*VALUES, value])
+    read = read_records(tmp_path / "r")
+    assert (read.records, read.damaged_lines) == (VALUES, 1)
+    assert list(RecordTail(tmp_path / "r").poll()) == VALUES
+
+
+def test_a_fresh_writer_refuses_a_file_that_exists(tmp_path):
+    write(tmp_path / "r", VALUES)
+    with pytest.raises(EnvironmentFault, match="exists"):
+        RecordWriter(tmp_path / "r", fresh=True)
+    assert read_records(tmp_path / "r").records == VALUES

@@ -19,7 +19,10 @@ torch.set_num_threads(1)
 
 def make_run(root: Path, faults: list[dict] | None = None) -> RunDirectory:
     root.mkdir(parents=True)
-    (root / "run.json").write_text(json.dumps({"kind": "run", "drill": faults is not None}))
+    texts = ("name", "run_id", "data", "spec_digest", "recipe_digest", "recipe_path", "author")
+    description = dict.fromkeys(texts, "") | {key: {} for key in ("created", "deployment", "digests", "versions")}
+    description |= {"kind": "run", "schema_version": 1, "drill": faults is not None, "overrides": []}
+    (root / "run.json").write_text(json.dumps(description))
     (root / "drill.json").write_text(json.dumps({"faults": faults})) if faults is not None else None
     run = RunDirectory.open(root)
     write_segment(run, Segment(1, None, 0, None, "test", "automatic", 1, {}))

@@ -11,9 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headway.base.clocks import FakeClock
-from headway.cli.demo import draw_kill, one_line
+from headway.base.errors import ConfigError
+from headway.cli.demo import choose_kill, done_again, draw_kill, one_line
+from headway.cli.describe import describe
 from headway.cli.main import run_guarded
-from headway.cli.proof import proof_lines, prove
+from headway.cli.proof import failure, proof_lines, prove
+from headway.recipe.load import load_deployment
 from headway.recipe.spec import BatchPhase, RateSpec, Spec, StageSpec
 from headway.rundir.create import RunInfo, create_run
 from headway.rundir.events import EventLog
@@ -76,20 +79,26 @@ def test_equal_digests_prove_the_resume(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "digests",
+    ("digests", "verdict", "words"),
     [
-        {1: FIRST, 2: ["x", "f", "g", "h"]},  # another state
-        {1: [*FIRST[:4], None], 2: SECOND},  # no digest before
-        {1: FIRST, 2: [None, "f", "g", "h"]},  # no digest after
-        {1: [*FIRST[:4], None], 2: [None, "f", "g", "h"]},  # no digest at all
-        {1: FIRST[:4], 2: SECOND},  # nothing was done twice
-        {1: [*FIRST, "f", "g", "h"]},  # never killed
+        ({1: FIRST, 2: ["x", "f", "g", "h"]}, "differs", "is not the run that was killed"),
+        ({1: [*FIRST[:4], None], 2: SECOND}, "nothing to prove", "lack a digest"),  # before the kill
+        ({1: FIRST, 2: [None, "f", "g", "h"]}, "nothing to prove", "lack a digest"),  # after it
+        ({1: [*FIRST[:4], None], 2: [None, "f", "g", "h"]}, "nothing to prove", "lack a digest"),
+        ({1: FIRST[:4], 2: SECOND}, "nothing to prove", "no step was done twice"),
+        ({1: [*FIRST, "f", "g", "h"]}, "nothing to prove", "the trainer was not killed"),
     ],
 )
-def test_anything_less_proves_nothing(tmp_path, digests):
+def test_anything_less_proves_nothing_and_says_which(tmp_path, digests, verdict, words):
     proof = prove(make_run(tmp_path / "run", digests, killed=len(digests) == 2))
     assert proof["holds"] is False
-    assert proof_lines(proof)
+    assert proof["verdict"] == verdict
+    error = failure(proof, tmp_path)
+    assert words in str(error)
+    assert ("is not the run" in str(error)) is (verdict == "differs")
+    assert error.exit_code == 4
+    text = "\n".join(proof_lines(proof))
+    assert ("DIFFERENT" in text) is (verdict == "differs")
 
 
 def test_the_twin_must_end_in_the_same_state(tmp_path):
@@ -98,21 +107,55 @@ def test_the_twin_must_end_in_the_same_state(tmp_path):
     other = make_run(tmp_path / "other", {1: [*FIRST, "f", "g", "i"]}, killed=False)
     assert prove(run, same)["holds"] is True
     assert "the same" in proof_lines(prove(run, same))[-1]
-    assert prove(run, other)["holds"] is False
+    assert prove(run, other)["verdict"] == "differs"
     assert "ANOTHER state" in proof_lines(prove(run, other))[-1]
 
 
-@given(seed=st.integers(0, 2**32), total=st.integers(20, 5_000), every=st.integers(2, 100))
+@given(seed=st.integers(0, 2**32), total=st.integers(20, 5_000), every=st.integers(3, 100))
 def test_the_kill_falls_in_the_middle_and_leaves_steps_to_do_again(seed, total, every):
+    if total < every + 3:
+        with pytest.raises(ConfigError, match="no step to be killed in"):
+            draw_kill(random.Random(seed), total, every)
+        return
     step = draw_kill(random.Random(seed), total, every)
     assert 1 <= step <= total
+    assert step - 1 >= every, "a checkpoint stands"
+    assert (step - 1) % every >= 2, "two steps are done again"
     if total >= 6 * every:
         assert 0.35 * total - 1 <= step <= 0.75 * total + 1
-        assert (step - 1) % every >= max(1, every // 4)
+        assert (step - 1) % every >= every // 4
+
+
+@pytest.mark.parametrize("every", [1, 2])
+def test_saves_at_every_step_leave_nothing_to_prove(every):
+    with pytest.raises(ConfigError, match="no step to be killed in"):
+        draw_kill(random.Random(0), 100, every)
 
 
 def test_kills_differ_between_runs():
     assert len({draw_kill(random.SystemRandom(), 168, 20) for _ in range(40)}) > 5
+
+
+EVERY = load_deployment("demo").checkpoints.every_steps
+
+
+@pytest.mark.parametrize("step", [0, -3, 10_000, 1, EVERY, EVERY + 1, 2 * EVERY + 1, 5 * EVERY + 1])
+def test_a_kill_that_can_prove_nothing_is_refused_before_anything_starts(tmp_path, capsys, monkeypatch, step):
+    monkeypatch.setattr("headway.cli.plan.measure", lambda *_: pytest.fail("the demo had begun"))
+    assert run_guarded(["demo", "--out", str(tmp_path / "demo"), "--kill-at", str(step)]) == 2
+    shown = capsys.readouterr().err
+    assert f"--kill-at {step}" in shown
+    assert f"every {EVERY} steps" in shown
+    nearest = int(shown.partition("way out: --kill-at ")[2].partition(",")[0])
+    assert choose_kill(describe("demo", None, None), nearest) == nearest
+    assert not (tmp_path / "demo").exists()
+
+
+def test_a_kill_that_proves_something_is_taken():
+    description = describe("demo", None, None)
+    taken = [EVERY + 2, 2 * EVERY, 2 * EVERY + 2, 3 * EVERY - 1]
+    assert [choose_kill(description, step) for step in taken] == taken
+    assert done_again(choose_kill(description, None), EVERY) >= 2
 
 
 def test_one_line():

@@ -90,6 +90,7 @@ def test_debug_shows_the_traceback(failing, monkeypatch):
         (["plan", "demo", "--nope"], "--nope"),
         (["sample", "x", "--tokens", "many"], "many"),
         (["data", "bild"], "bild"),
+        (["plan", "demo", "extra", "more"], "Unexpected arguments: extra, more."),
     ],
 )
 def test_usage_errors_exit_2_and_name_the_help(capsys, arguments, word):

@@ -200,3 +200,18 @@ def test_the_screen_rewrites_its_last_line_on_a_terminal_only(progress, capsys):
 
 def test_unknown_records_say_nothing(progress):
     assert progress.feed({"kind": "something-newer", "split": {"productive": 5}}) == []
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"blocking_ns": 40_000_000, "retention_ns": 20_000_000}, "; training waited 60 ms)"),
+        ({"blocking_ns": 40_000_000, "retention_ns": 0}, "; training waited 40 ms)"),
+        ({"blocking_ns": 40_000_000}, "; training waited 40 ms)"),
+        ({}, "1 KiB)"),
+    ],
+)
+def test_a_save_shows_all_the_time_that_training_waited(progress, fields, words):
+    (line,) = progress.feed({"kind": "save", "step": 5, "checkpoint": "g0001-s00000005", "bytes": 1024} | fields)
+    assert line.startswith("- saved step 5 (g0001-s00000005, 1 KiB")
+    assert line.endswith(words)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -120,6 +121,27 @@ def test_overrides_reach_the_recipe_and_the_deployment(here, capsys):
     assert "every_steps" in capsys.readouterr().err
 
 
+def test_a_preset_is_planned_with_its_own_deployment(here, capsys):
+    """``headway plan demo`` shows what ``headway demo`` will do; a recipe file or a named deployment changes nothing."""
+
+    def checkpoints(*arguments: str) -> int:
+        run_guarded(["plan", *arguments, "--json"])
+        return json.loads(capsys.readouterr().out)["values"]["checkpoints"]["value"]
+
+    assert checkpoints("demo") == 9
+    assert checkpoints("demo", "--set", "deployment.checkpoints.every_steps=200") == 2
+    Path("other.toml").write_text('kind = "deployment"\nschema_version = 1\n')
+    assert checkpoints("demo", "--deployment", "other.toml") == 4
+    assert checkpoints(str(here / "tiny.toml")) == 1
+
+
+def test_the_deployment_is_stored_resolved(here, supervised):
+    run_tiny(here)
+    deployment = supervised[0].info()["deployment"]
+    assert deployment["micro_batch"] == 8192
+    assert deployment["threads"] >= 1
+
+
 def test_calibration_comes_from_the_engine(here, capsys, monkeypatch):
     asked = []
     measured = {"kind": "calibration", "tokens_per_second": 1000.0, "low": 900.0, "high": 1100.0}
@@ -175,7 +197,7 @@ def test_drills_are_marked_and_faults_checked(here, supervised, capsys):
     faults = json.loads((supervised[0].root / "drill.json").read_text())["faults"]
     assert faults[0] == {"point": "step.gradients", "action": "kill", "step": 5}
     assert faults[1] == {"point": "save.committed", "action": "io_error", "step": None}
-    for wrong in ("step.gradients", "nowhere:kill:5", "step.begin:explode:5", "step.begin:kill:five"):
+    for wrong in ("step.gradients", "nowhere:kill:5", "step.begin:explode:5", "step.begin:kill:five", "step.begin:kill:\u00b2"):
         capsys.readouterr()
         assert run_tiny(here, "--drill", wrong) == 2
         assert "Traceback" not in capsys.readouterr().err
@@ -216,6 +238,20 @@ def test_a_failed_run_shows_what_its_trainer_said(here, supervised, monkeypatch,
 
 
 # --- status, report, sample
+
+
+def test_status_says_how_long_each_category_took():
+    from headway.cli.status import time_lines
+    from headway.monitor.ledger import build_ledger
+
+    stamps = [{"boot_ns": at * 10**9, "boot_id": "b", "real_ns": at * 10**9} for at in (0, 3, 93)]
+    events = [
+        {"kind": "open", "epoch": 1, "previous": None, "stamp": stamps[0]},
+        {"kind": "launch", "segment": 1, "closes": "provision", "stamp": stamps[1]},
+        {"kind": "exit", "segment": 1, "closes": "detection_to_stop", "stamp": stamps[2]},
+    ]
+    shown = [" ".join(line.split()) for line in time_lines(build_ledger(events, {1: []}, []))]
+    assert "3.2% provision 3 s" in shown
 
 
 def test_status_of_a_run_that_never_started(here, supervised, capsys):
@@ -282,13 +318,45 @@ def test_sample_asks_the_engine_and_shows_the_texts(here, supervised, monkeypatc
     ("code", "kind"), [(2, ConfigError), (3, EnvironmentFault), (4, RunError), (1, RunError), (-9, RunError)]
 )
 def test_engine_errors_keep_their_kind(code, kind):
-    assert type(engine.engine_error("sample", code, "", "run failed: no checkpoint verifies")) is kind
+    error = engine.engine_error("sample", code, "", "Traceback ...\nZeroDivisionError: division by zero")
+    assert type(error) is kind
+    assert "ZeroDivisionError" in str(error)
+    assert "HEADWAY_DEBUG=1" in str(error)
 
 
-def test_engine_errors_as_json_keep_their_map():
+@pytest.mark.parametrize("before", ["", "a line that a library printed\n"])
+def test_engine_errors_as_json_keep_their_map(before):
     value = {"label": "run failed", "problems": [{"seen": "s", "rule": "r", "way_out": "w"}], "exit_code": 4}
-    problem = engine.engine_error("sample", 4, json.dumps(value), "noise").problems[0]
+    problem = engine.engine_error("sample", 4, before + json.dumps(value) + "\n", "noise").problems[0]
     assert (problem.seen, problem.rule, problem.way_out) == ("s", "r", "w")
+
+
+@pytest.mark.parametrize("stdout", ["[]", "{}", '{"problems": []}', '{"problems": [{}]}', '{"problems": null}', "null"])
+def test_engine_errors_without_problems_show_the_tail(stdout):
+    assert "the last words" in str(engine.engine_error("sample", 4, stdout, "the last words"))
+
+
+def test_the_real_engine_says_why_on_stdout(here, supervised, capsys):
+    """The protocol between the two, not a fake of it: a run without a checkpoint has nothing to sample from."""
+    run_tiny(here)
+    capsys.readouterr()
+    assert run_guarded(["sample", "runs/tiny", "--json"]) == 4
+    shown = capsys.readouterr()
+    problem = json.loads(shown.out)["problems"][0]
+    assert problem["seen"] == "this run has no committed checkpoint yet"
+    assert problem["rule"] == "sampling reads a checkpoint"
+    assert problem["way_out"] == "wait for the first save"
+    assert "Traceback" not in shown.err
+
+
+def test_debug_lets_the_engines_stderr_through(monkeypatch, capfd):
+    command = "import sys; sys.stderr.write('all that it says'); print(1)"
+    real = subprocess.run
+    monkeypatch.setattr(engine.subprocess, "run", lambda _, **options: real([sys.executable, "-c", command], **options))
+    for debug, shown in (("0", ""), ("1", "all that it says")):
+        monkeypatch.setenv("HEADWAY_DEBUG", debug)
+        assert engine.ask_engine("sample", []) == 1
+        assert capfd.readouterr().err == shown
 
 
 def test_engine_answers_that_are_no_json_are_an_error(monkeypatch):

@@ -12,7 +12,7 @@ import pytest
 from data_helpers import small_recipe, write_words
 
 from headway.base.errors import ConfigError, EnvironmentFault
-from headway.data import shards
+from headway.data import build, shards
 from headway.data.build import build_data, choose_dtype, default_chunk
 from headway.data.manifest import DataManifest
 from headway.data.reader import TokenReader
@@ -246,6 +246,25 @@ def test_empty_and_small_sources_are_refused_by_name(texts, tmp_path):
         build_data(tree_recipe({**texts, "c": empty}), tmp_path / "data")
     with pytest.raises(ConfigError, match="source a is too small"):
         build_data(tree_recipe(texts, held_out=1_000_000), tmp_path / "data")
+
+
+def test_one_document_cannot_be_held_out_and_trained_on(texts, tmp_path):
+    (tmp_path / "in-one").mkdir()
+    (tmp_path / "in-one" / "only.txt").write_text("a single document " * 200)
+    told: list[str] = []
+    for recipe in (tree_recipe({"one": tmp_path / "in-one"}), tree_recipe({**texts, "one": tmp_path / "in-one"})):
+        with pytest.raises(ConfigError, match=r"too few documents for a held-out set, documents found: one 1\n"):
+            build_data(recipe, tmp_path / "data", lambda what, facts: told.append(what))
+    assert "tokenizer" not in told
+
+
+def test_two_documents_that_are_both_set_apart_leave_nothing_to_train_the_tokenizer_on(tmp_path, monkeypatch):
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.txt").write_text("a short document " * 20)
+    (tmp_path / "in" / "b.txt").write_text("a second, far longer document " * 2_000)
+    monkeypatch.setattr(build, "permute", lambda places, size, key: places)  # the short one first: under half of the bytes
+    with pytest.raises(ConfigError, match=r"too few documents for a held-out set, documents found: one 2\n"):
+        build_data(tree_recipe({"one": tmp_path / "in"}, held_out=10_000), tmp_path / "data")
 
 
 @pytest.mark.parametrize(("tokens", "chunk"), [(2, 1), (63, 1), (64, 1), (128, 2), (8_191, 64), (8_192, 128), (10**13, 2**30)])

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
+import socket
 from types import SimpleNamespace
 
 import pytest
@@ -102,6 +104,9 @@ def test_jsonl_plain_and_compressed(tmp_path):
         ('{"body": "x"}', "no text in field 'text'"),
         ('{"text": 3}', "no text in field"),
         ("[1]", "no text in field"),
+        ("[" * 100_000, "nested too deep"),
+        ('{"n": ' + "9" * 5_000 + "}", "not JSON"),
+        ('{"\\ud800": 1}', r"the line holds: \\ud800"),
     ],
 )
 def test_a_bad_line_is_named(tmp_path, line, message):
@@ -116,6 +121,52 @@ def test_a_truncated_archive_is_named(tmp_path):
     (tmp_path / "a.jsonl.gz").write_bytes(whole[:-12])
     with pytest.raises(EnvironmentFault, match=r"compressed file is damaged.*\n.*a\.jsonl\.gz"):
         list(documents(source("jsonl", path=str(tmp_path))))
+
+
+def test_archives_with_changed_bytes_are_one_clear_error_wherever_they_changed(tmp_path):
+    lines = "".join(json.dumps({"text": f"line {n * n}"}) + "\n" for n in range(200))
+    whole = gzip.compress(lines.encode(), mtime=0)
+    refused = 0
+    for place in [*range(0, 60), *range(60, len(whole), 37), len(whole) - 5, len(whole) - 1]:
+        damaged = bytearray(whole)
+        damaged[place] ^= 0xFF
+        (tmp_path / "a.jsonl.gz").write_bytes(damaged)
+        try:
+            list(documents(source("jsonl", path=str(tmp_path))))
+        except (EnvironmentFault, ConfigError):  # the header's own name and time do not count
+            refused += 1
+    assert refused > 60
+
+
+def test_only_regular_files_are_read_and_the_others_are_counted(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"text": "a"}\n')
+    (tmp_path / "link.jsonl").symlink_to(tmp_path / "a.jsonl")
+    os.mkfifo(tmp_path / "pipe.jsonl")
+    (tmp_path / "zero.jsonl").symlink_to("/dev/zero")
+    with socket.socket(socket.AF_UNIX) as listener:
+        here = os.getcwd()
+        os.chdir(tmp_path)  # a socket's path has at most 107 bytes
+        try:
+            listener.bind("socket.jsonl")
+        finally:
+            os.chdir(here)
+        for kind in ("jsonl", "text-tree"):
+            found = list(documents(source(kind, path=str(tmp_path))))
+            left_out = [(d.origin, d.dropped) for d in found if d.text is None]
+            assert left_out == [(f"{n}.jsonl", "not_a_regular_file") for n in ("pipe", "socket", "zero")]
+            assert len(found) == 5
+
+
+def test_python_source_with_an_encoding_that_is_none(tmp_path, monkeypatch):
+    for name in ("idna", "undefined", "hex", "punycode"):
+        (tmp_path / f"{name}.py").write_bytes(f"# coding: {name}\nx..y = '\u00e9'\n".encode())
+    monkeypatch.setattr(sources.sysconfig, "get_path", lambda name: str(tmp_path))
+    assert {d.dropped for d in documents(source("python-stdlib")) if d.origin != "stdlib/punycode.py"} == {"undecodable"}
+
+
+def test_the_home_of_nobody_is_refused():
+    with pytest.raises(ConfigError, match="home directory"):
+        list(documents(source("text-tree", path="~no-such-user-here/x")))
 
 
 def test_missing_empty_and_unreadable_sources_are_one_clear_error(tmp_path, monkeypatch):

@@ -10,7 +10,7 @@ from data_helpers import small_recipe, small_spec, write_words
 
 from headway.base.errors import ConfigError
 from headway.data.build import build_data
-from headway.data.freeze import check_caps, data_facts, freeze
+from headway.data.freeze import check_caps, check_held_out, data_facts, freeze
 from headway.data.reader import TokenReader
 from headway.data.stream import Stream, source_coverage
 from headway.recipe.spec import BatchPhase
@@ -93,3 +93,28 @@ def test_a_sequence_longer_than_a_chunk_is_refused(built):
     longer = 2 * max(source.chunk_tokens for source in manifest.sources)
     with pytest.raises(ConfigError, match="chunk"):
         freeze(small_recipe(sources, stages=[stage(10_000, longer, a=1, b=1)]), manifest)
+
+
+def test_held_out_text_too_short_for_a_stage_is_refused_before_the_start_all_at_once(built):
+    sources, _, manifest = built
+    shortest = min(source.held_out.tokens for source in manifest.sources)
+    spec = freeze(small_recipe(sources, stages=[stage(1_000, a=3, b=1)]), manifest)
+    longest = dataclasses.replace(spec.stages[0], name="fits", sequence_length=shortest - 1)
+    check_held_out(dataclasses.replace(spec, stages=(longest,)), manifest)
+    beyond = [dataclasses.replace(longest, name=name, sequence_length=4_000) for name in ("long", "longer")]
+    with pytest.raises(ConfigError) as caught:
+        check_held_out(dataclasses.replace(spec, stages=(longest, *beyond)), manifest, "r.toml:7")
+    seen = [problem.seen.partition(" has ")[0] for problem in caught.value.problems]
+    assert seen == [f"stage {name}: source {source}" for name in ("long", "longer") for source in ("a", "b")]
+    assert "data.held_out = 4001" in caught.value.problems[0].way_out
+    assert caught.value.problems[0].where == "r.toml:7"
+
+
+def test_freeze_checks_the_held_out_text(built):
+    sources, _, manifest = built
+    length = min(source.held_out.tokens for source in manifest.sources)
+    entries = [dataclasses.replace(s, chunk_tokens=2 * length).sealed() for s in manifest.sources]
+    manifest = dataclasses.replace(manifest, sources=tuple(entries))
+    freeze(small_recipe(sources, stages=[stage(1_000, length - 1, a=1, b=1)]), manifest)
+    with pytest.raises(ConfigError, match="held-out tokens"):
+        freeze(small_recipe(sources, stages=[stage(1_000, length, a=1, b=1)]), manifest)

@@ -229,6 +229,11 @@ def test_D7_what_a_change_of_length_leaves_unread_is_reported():
     assert Stream(small_spec([("a", 10_001, 1_000)], [(20, 100, (65_536,)), (5, 200, (65_536,))])).unread_chunks() == []
 
 
+def test_a_source_that_a_stage_does_not_use_may_have_chunks_shorter_than_its_windows():
+    spec = small_spec([("a", 10_001, 1_000), ("b", 5_001, 64)], [(13, 100, (65_536, 0)), (5, 32, (32_768, 32_768))])
+    assert [(u.source, u.tokens) for u in Stream(spec).unread_chunks()] == [("a", 700)]
+
+
 @given(specs(stages=2))
 @settings(max_examples=30, deadline=None)
 def test_unread_tokens_are_the_windows_no_position_named(spec):

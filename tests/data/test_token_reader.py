@@ -196,6 +196,12 @@ def test_D9_a_run_never_reads_other_data_than_it_was_frozen_with(fresh):
     assert TokenReader.open(directory, spec).manifest == manifest
     with pytest.raises(EnvironmentFault, match="other data than the run was frozen with"):
         TokenReader.open(directory, dataclasses.replace(spec, manifest_digest="sha256:other"))
+    entry, tokenizer = manifest.sources[0], dataclasses.replace(spec.tokenizer, digest=manifest.tokenizer.digest)
+    other = dataclasses.replace(spec.sources[0], name=entry.name, digest="sha256:x")
+    with pytest.raises(EnvironmentFault, match=rf"differs: source {entry.name}\n"):
+        TokenReader.open(
+            directory, dataclasses.replace(spec, manifest_digest="sha256:other", sources=(other,), tokenizer=tokenizer)
+        )
 
 
 def test_manifest_round_trip_and_damage(fresh):

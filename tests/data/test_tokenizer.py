@@ -57,6 +57,11 @@ def test_batches_equal_single_texts(tokenizer):
     assert tokenizer.encode_batch(TEXTS) == [tokenizer.encode(text) for text in TEXTS]
 
 
+def test_a_text_that_is_not_utf8_is_refused(tokenizer):
+    with pytest.raises(ConfigError, match=r"is not UTF-8 at character 4"):
+        tokenizer.encode("caf\udce9")
+
+
 def test_save_and_load(tokenizer, tmp_path):
     tokenizer.save(tmp_path / "tokenizer.json")
     loaded = Tokenizer.load(tmp_path / "tokenizer.json", TOKEN)

@@ -123,7 +123,7 @@ class Bench:
             recipe_text=self.recipe_text,
             info=RunInfo(
                 data=str(self.data),
-                deployment=deployment.model_dump(mode="json"),
+                deployment=deployment.resolved(),
                 recipe_path="small.toml",
                 overrides=overrides,
                 versions={},

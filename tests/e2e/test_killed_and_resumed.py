@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 
 import pytest
+import torch
 from conftest_e2e import events_of, trace
+from safetensors import safe_open
 
+from headway.base.errors import RunError
 from headway.base.failpoints import SAVE_POINTS, STEP_POINTS
-from headway.rundir.metrics import read_steps
-from headway.rundir.segments import read_segments
+from headway.rundir.metrics import read_chain_rows, read_steps
+from headway.rundir.segments import Segment, current_chain, read_segments, write_segment
+from headway.train.loop import prune
+from headway.train.setup import set_up
+from headway.train.stop import StopRequest
 
 pytestmark = pytest.mark.e2e
+
+EVALUATED, LAST = [10, 18, 24], 24  # after 4,096 and 8,192 tokens, and at the end
 
 
 @pytest.mark.parametrize("point", SAVE_POINTS)
@@ -29,7 +38,8 @@ def test_killed_at_random_steps_twice(bench, uninterrupted, tmp_path):
     seed = random.randrange(10**6)
     generator = random.Random(seed)
     faults = [
-        {"point": generator.choice(STEP_POINTS), "action": "kill", "step": step} for step in generator.sample(range(1, 27), 2)
+        {"point": generator.choice(STEP_POINTS), "action": "kill", "step": step}
+        for step in generator.sample(range(1, LAST + 1), 2)
     ]
     run = bench.run(tmp_path / "run", faults=faults)
     assert bench.go(run).state == "complete", (seed, faults)
@@ -67,6 +77,47 @@ def test_C3_a_full_disk_in_a_save_is_recorded_and_training_goes_on(bench, uninte
     assert trace(run) == uninterrupted
 
 
+def kept(run, kind):
+    return [row["step"] for row in read_chain_rows(run, current_chain(read_segments(run))).kept if row["kind"] == kind]
+
+
+@pytest.mark.parametrize("action", ["terminate", "kill"])
+@pytest.mark.parametrize("step", [10, LAST])
+def test_an_evaluation_that_was_cut_off_is_caught_up(bench, uninterrupted, tmp_path, action, step):
+    run = bench.run(tmp_path / "run", faults=[{"point": "evaluation.begin", "action": action, "step": step}])
+    first = bench.go(run)
+    if action == "terminate":
+        assert first.state == "stopped"
+        assert kept(run, "evaluation") == [at for at in EVALUATED if at < step]
+        assert bench.go(run).state == "complete"
+    assert len(read_segments(run)) == 2
+    assert kept(run, "evaluation") == EVALUATED
+    assert kept(run, "sample") == [0, LAST]
+    assert trace(run) == uninterrupted
+
+
+def test_killed_after_the_last_save_nothing_is_lost_or_doubled(bench, uninterrupted, tmp_path):
+    run = bench.run(tmp_path / "run", faults=[{"point": "save.committed", "action": "kill", "step": LAST}])
+    assert bench.go(run).state == "complete"
+    assert [s.restored_step for s in read_segments(run)] == [0, LAST]
+    assert (kept(run, "evaluation"), kept(run, "sample")) == (EVALUATED, [0, LAST])
+    assert trace(run) == uninterrupted
+
+
+def test_C5_a_trainer_that_was_replaced_deletes_nothing(bench, tmp_path):
+    run = bench.run(tmp_path / "run", faults=[{"point": "step.begin", "action": "terminate", "step": 13}])
+    assert bench.go(run).state == "stopped"
+    old = set_up(run.root, 1, StopRequest())
+    old.policy = dataclasses.replace(old.policy, keep_last=1)
+    before = sorted(path.name for path in run.checkpoints.iterdir())
+    write_segment(run, Segment(2, 1, 13, "g0001-s00000013", "resume", "test", 9, {}))
+    prune(old)
+    assert sorted(path.name for path in run.checkpoints.iterdir()) == before
+    with pytest.raises(RunError, match="not the newest"):
+        set_up(run.root, 1, StopRequest())
+    old.close()
+
+
 def test_F4_a_crash_loop_without_progress_is_stopped_with_its_cause(bench, tmp_path):
     faults = [{"point": point, "action": "raise", "step": 2} for point in STEP_POINTS]
     run = bench.run(tmp_path / "run", faults=faults)
@@ -74,3 +125,18 @@ def test_F4_a_crash_loop_without_progress_is_stopped_with_its_cause(bench, tmp_p
     assert (outcome.state, outcome.attempts, outcome.exit_code) == ("failed", 3, 4)
     assert "drill: fault at" in outcome.reason
     assert any(event["kind"] == "finish" for event in events_of(run))
+
+
+def test_L9_a_run_that_diverges_stops_with_its_cause_and_keeps_the_last_good_checkpoint(bench, tmp_path):
+    diverging = ("optimizer.peak_rate=0.99", "optimizer.weight_decay=10.0", "model.init_std=9.0", "optimizer.clip_norm=1e9")
+    run = bench.run(tmp_path / "run", every_steps=1, overrides=diverging)
+    outcome = bench.go(run)
+    assert (outcome.state, outcome.exit_code) == ("failed", 4)
+    assert "not finite" in outcome.reason
+    segments = read_segments(run)
+    good = segments[-1].restored_step
+    assert 0 < good < LAST
+    assert [s.restored_step for s in segments] == [0] + [good] * (len(segments) - 1), "no attempt may pass the cause by"
+    assert (run.checkpoints / f"g0001-s{good:08d}" / "MANIFEST.json").exists()
+    with safe_open(run.checkpoints / f"g0001-s{good:08d}" / "rank00000.safetensors", "pt") as file:
+        assert all(bool(torch.isfinite(file.get_tensor(name)).all()) for name in file.keys())  # noqa: SIM118

@@ -5,6 +5,8 @@ The last tests prove that the comparison can fail: resetting only the moments, o
 
 from __future__ import annotations
 
+import shutil
+
 import pytest
 from conftest_e2e import trace
 
@@ -42,9 +44,10 @@ def test_R56_eight_updates_executed_six_committed_same_state(bench, recovered, t
     assert trace(recovered) == trace(straight)
 
 
-def continue_from_three(recovered, disturb):
-    """Restore step 3 as segment 2 does, ``disturb`` something, run 4-6, return the state's digest."""
-    run = set_up(recovered.root, 2, StopRequest())
+def continue_from_three(recovered, where, disturb):
+    """Restore step 3 as segment 2 does, in a copy, ``disturb`` something, run 4-6, return the state's digest."""
+    shutil.copytree(recovered.root, where)
+    run = set_up(where, 2, StopRequest())
     try:
         assert run.step == 3
         offset = disturb(run)
@@ -81,10 +84,10 @@ def weights(run):
     return 0
 
 
-def test_R56_restoring_everything_gives_the_same_state(recovered):
-    assert continue_from_three(recovered, nothing) == trace(recovered).final
+def test_R56_restoring_everything_gives_the_same_state(recovered, tmp_path):
+    assert continue_from_three(recovered, tmp_path / "run", nothing) == trace(recovered).final
 
 
 @pytest.mark.parametrize("disturb", [moments, update_count, data_position, weights])
-def test_R56_resetting_any_one_part_is_detected(recovered, disturb):
-    assert continue_from_three(recovered, disturb) != trace(recovered).final
+def test_R56_resetting_any_one_part_is_detected(recovered, tmp_path, disturb):
+    assert continue_from_three(recovered, tmp_path / "run", disturb) != trace(recovered).final

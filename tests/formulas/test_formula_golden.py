@@ -5,10 +5,12 @@ from __future__ import annotations
 import csv
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from headway.formulas.activations import Pass
 from headway.formulas.checkpoint_interval import daly_interval_seconds, young_interval_seconds
 from headway.formulas.failures import (
     Interruptions,
@@ -17,7 +19,7 @@ from headway.formulas.failures import (
     wall_seconds_daly,
     wall_seconds_self_consistent,
 )
-from headway.formulas.flops import Convention, convert_mfu, flops_per_token, flops_quantity, packed_context
+from headway.formulas.flops import Convention, convert_mfu, flops_per_token, flops_quantity
 from headway.formulas.memory import memory_quantities, state_bytes
 from headway.formulas.parameters import count_parameters, parameter_quantities
 from headway.recipe.spec import ModelSpec
@@ -107,12 +109,6 @@ def test_G3_every_convention_converts_into_every_other():
     )
 
 
-def test_packed_documents_shorten_the_context():
-    assert packed_context([8192]) == 8192
-    assert packed_context([4096, 4096]) == 4096
-    assert packed_context([1000, 3000]) == 2500
-
-
 def test_intervals_against_published_values():
     """c = 30 s, M = 6 h: Young 1,138 s, Daly 1,118.5 s."""
     assert young_interval_seconds(30, 6 * 3600) == pytest.approx(1138.42, abs=0.01)
@@ -157,12 +153,13 @@ def test_failures_faster_than_saves_never_end():
 
 
 def test_memory_is_sixteen_bytes_a_parameter_and_a_band():
-    parts = memory_quantities(LLAMA_8B, compute="bfloat16", sequence_length=8192, micro_batch_tokens=8192)
+    one = Pass(model=LLAMA_8B, compute="bfloat16", sequence_length=8192, rows=1)
+    parts = memory_quantities(one)
     assert parts["state"].value == 16 * 8_030_261_248
     assert parts["copies"].value == 2 * 7_504_658_432
     total = parts["total"]
     assert total.low < total.value < total.high
-    exact = sum(parts[name].number() for name in ("state", "copies", "logits"))
-    assert total.low == pytest.approx(exact + parts["activations"].low + parts["process"].low)
-    no_copies = memory_quantities(LLAMA_8B, compute="float32", sequence_length=8192, micro_batch_tokens=8192)
-    assert no_copies["copies"].value == 0
+    exact = sum(parts[name].number() for name in ("state", "copies"))
+    ranged = sum(parts[name].low for name in ("activations", "working", "process", "allocator"))
+    assert total.low == pytest.approx(exact + ranged)
+    assert memory_quantities(replace(one, compute="float32"))["copies"].value == 0

@@ -123,8 +123,9 @@ class History:
         truth, last = Counter(self.truth), last_kept_steps(self.chain)
         for segment, rows in self.steps.items():
             for row in rows:
-                if row["kind"] == "step" and row["stamp"]["boot_id"] != "elsewhere" and not is_kept(row, last.get(segment, -1)):
-                    for category, ns in row["split"].items():
+                if row["stamp"]["boot_id"] != "elsewhere" and not is_kept(row, last.get(segment, -1)):
+                    for category in ("productive", "data_stall"):
+                        ns = row.get("split", {}).get(category, 0)
                         truth[category] -= ns
                         truth["rolled_back"] += ns
         return {category: ns for category, ns in truth.items() if ns}

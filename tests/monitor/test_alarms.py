@@ -61,3 +61,30 @@ def test_failed_save_until_a_later_one_succeeds():
     failed = {"kind": "save_failed", "step": 4, "error": "No space left on device"}
     assert rules([failed]) == [("save_failed", 4)]
     assert rules([failed, {"kind": "save", "step": 8, "checkpoint": "c"}]) == []
+
+
+def test_failed_retention_until_it_works_after_a_later_save():
+    failed = {"kind": "retention_failed", "step": 4, "error": "Permission denied"}
+    saves = [{"kind": "save", "step": step, "checkpoint": "c"} for step in (4, 8)]
+    assert rules([failed, saves[0]]) == [("retention_failed", 4)], "the save of the same step stands"
+    assert rules([failed, *saves]) == []
+    assert rules([failed, *saves, {**failed, "step": 8}]) == [("retention_failed", 8)]
+
+
+def test_update_that_was_not_applied():
+    rows = [{**step(1), "applied": True}, {**step(2, grad_norm=math.inf), "applied": False}, step(3)]
+    assert rules(rows) == [("non_finite", 2), ("not_applied", 2)]
+
+
+def test_C2_rejected_checkpoint_is_said_once_and_stays_said():
+    refused = [{"checkpoint": f"g0001-s000000{step}", "reason": "block 3: digest differs"} for step in (40, 50, 40)]
+    (first, second) = find_alarms([{"kind": "save", "step": 90, "checkpoint": "c"}], refused)
+    assert (first.rule, first.step, second.step) == ("checkpoint_rejected", 40, 50)
+    assert first.message == "checkpoint g0001-s00000040 was refused: block 3: digest differs"
+
+
+def test_D12_reader_that_stalls_is_named_while_it_stalls():
+    stall = {"kind": "stall", "step": 4, "waited_ns": 75 * 10**9, "shard": "code/shard-00001.bin"}
+    (finding,) = find_alarms([step(4), stall])
+    assert finding.message == "step 5 has waited 1 min 15 s for its data, reading code/shard-00001.bin"
+    assert rules([step(4), stall, step(5)]) == []

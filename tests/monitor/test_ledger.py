@@ -8,9 +8,11 @@ import pytest
 from histories import MS, TOKENS, History
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from tiny_run import TOKENS_PER_STEP, tiny_spec
 
 from headway.monitor.ledger import Ledger, build_ledger, merged
 from headway.monitor.progress import Progress
+from headway.recipe.schedules import Schedule
 
 
 def fold(history: History) -> Ledger:
@@ -225,13 +227,78 @@ def test_merged_keeps_the_time():
     assert len(bars) < len(ledger.intervals)
 
 
+def lost_row(torn: int) -> History:
+    """Steps 1-4 with a save at 4; the row of step ``torn`` and the save's own neighbour rows may be missing."""
+    history = History()
+    history.open()
+    start(history, None, 0)
+    for number in range(1, 5):
+        history.step(number, 0, 10 * MS, torn=number == torn)
+    history.row("save", [("blocking_save", MS)], step=4, checkpoint="c")
+    return history
+
+
+def test_committed_tokens_where_the_row_of_the_step_is_torn():
+    history = lost_row(torn=4)
+    ledger = fold(history)
+    assert ledger.committed == Progress(4, 3 * TOKENS, lacks_tokens=True), "of the nearest row before it, never 0"
+    assert any("committed step 4 is lost" in flag for flag in ledger.flags)
+    assert not any("is lost" in flag for flag in fold(lost_row(torn=2)).flags if "committed" in flag)
+    schedule = Schedule(tiny_spec(steps=20))
+    exact = build_ledger(history.events, history.steps, history.chain, schedule)
+    assert exact.committed == Progress(4, 4 * TOKENS_PER_STEP)
+    assert not any("committed" in flag for flag in exact.flags)
+
+
+def test_stall_of_a_step_that_was_undone_is_rolled_back():
+    """Saved 3, stalled before 4 and within 4 and 5; the next attempt restores 3. The wait before 3 was done is kept."""
+    history = History()
+    history.open()
+    start(history, None, 0)
+    history.row("stall", [("data_stall", 10 * MS)], step=2, waited_ns=10 * MS, shard="a")
+    history.step(3, 1 * MS, 2 * MS)
+    history.row("save", [("blocking_save", 4 * MS)], step=3, checkpoint="c")
+    history.row("retention_failed", [("blocking_save", 1 * MS)], step=3, error="full")
+    for number in (4, 5):
+        history.row("stall", [("data_stall", 20 * MS)], step=number - 1, waited_ns=20 * MS, shard="a")
+        history.step(number, 1 * MS, 2 * MS)
+    history.row("evaluation", [("evaluation", 7 * MS)], step=5, loss={})
+    history.exit(MS)
+    start(history, 1, 3)
+    ledger = fold(history)
+    categories = ledger.categories
+    assert categories["data_stall"] == 11 * MS
+    assert categories["rolled_back"] == 2 * (20 + 1 + 2) * MS
+    assert categories["evaluation"] == 7 * MS, "it was never counted as progress: nothing is taken back"
+    assert categories["blocking_save"] == 5 * MS
+    assert ledger.attempted.steps == 3
+    assert categories == history.expected()
+
+
+def test_gap_before_an_owner_says_what_was_before_it():
+    died, failed = History(), History()
+    for history in (died, failed):
+        history.open()
+        start(history, None, 0)
+        history.exit(MS)
+    failed.event("finish", state="failed", reason="", closes="reconfigure")
+    flags = []
+    for history in (died, failed):
+        history.advance(MS)
+        history.open()
+        flags += [flag.partition(": ")[2] for flag in fold(history).flags]
+    assert flags == ["the owner before it died; the gap before it is unknown", "the run had failed; the gap before it is unknown"]
+
+
 durations = st.integers(0, 10**11)
 steps = st.lists(st.tuples(durations, durations, st.booleans()), max_size=6)
+stalls = st.lists(durations, max_size=2)
 endings = ("crash", "hang", "complete", "owner_died", "owner_died_amid_row", "rebooted", "stopped")
 attempts = st.lists(
     st.fixed_dictionaries(
         {
             "steps": steps,
+            "stalls": stalls,
             "save_after": st.integers(0, 6),
             "ending": st.sampled_from(endings),
             "remote": st.booleans(),
@@ -262,6 +329,8 @@ def tell(plan: list[dict]) -> History:
 def tell_steps(history: History, attempt: dict, saved: tuple[int | None, int]) -> tuple[int | None, int]:
     first, segment = saved[1] + 1, len(history.segments)
     for index, (stall_ns, work_ns, torn) in enumerate(attempt["steps"]):
+        for ns in attempt["stalls"]:
+            history.row("stall", [("data_stall", ns)], step=first + index - 1, waited_ns=ns, shard="a")
         history.step(first + index, stall_ns, work_ns, torn)
         if index + 1 == attempt["save_after"] and not history.remote:
             saved = (segment, first + index)
@@ -320,7 +389,16 @@ def amid(history: History, before_ns: int, after_ns: int) -> None:
 @given(plan=attempts)
 @example(
     plan=[
-        {"steps": [(1, 2, False)], "save_after": 1, "ending": "rebooted", "remote": False, "rest": 3, "gap": 4, "torn_last": True}
+        {
+            "steps": [(1, 2, False)],
+            "stalls": [],
+            "save_after": 1,
+            "ending": "rebooted",
+            "remote": False,
+            "rest": 3,
+            "gap": 4,
+            "torn_last": True,
+        }
     ]
     * 2
 )
@@ -334,3 +412,54 @@ def test_G1_categories_sum_to_the_chain_over_any_history(plan):
     if ledger.intervals:
         with pytest.raises(AssertionError, match="ledger:"):
             replace(ledger, intervals=ledger.intervals[1:]).check()
+
+
+def numbered(history: History) -> list[dict]:
+    """Events as the log writes them: each with its number, links to what was really written."""
+    return [{**event, "n": number} for number, event in enumerate(history.events)]
+
+
+def test_a_lost_launch_line_is_flagged_and_its_time_is_unknown():
+    history = recovery_trace()
+    events = numbered(history)
+    assert build_ledger(events, history.steps, history.chain).flags == ()
+    second = next(index for index, event in enumerate(events) if event["kind"] == "launch" and event["segment"] == 2)
+    ledger = build_ledger(events[:second] + events[second + 1 :], history.steps, history.chain)
+    whole = fold(history)
+    assert ledger.total_ns == whole.total_ns
+    assert ledger.categories["detection_to_stop"] == 20 * MS, "that of segment 1 alone"
+    exits = [event["stamp"]["boot_ns"] for event in events if event["kind"] == "exit"]
+    assert ledger.categories["unknown"] == exits[1] - exits[0]
+    assert any("segment 2: its launch is not recorded" in flag for flag in ledger.flags)
+    assert any("exit (record 4): the record it follows is missing" in flag for flag in ledger.flags)
+
+
+def test_a_lost_exit_line_makes_the_time_up_to_the_next_launch_unknown():
+    history = recovery_trace()
+    events = [event for event in numbered(history) if event["kind"] != "exit" or event["segment"] != 1]
+    ledger = build_ledger(events, history.steps, history.chain)
+    assert ledger.categories["unknown"] == 23 * MS, "20 to the exit, 3 to the launch"
+    assert ledger.categories["rolled_back"] == 20 * MS, "rows still divide what they saw"
+
+
+def test_a_lost_finish_line_makes_the_gap_unknown():
+    history = recovery_trace()
+    history.advance(7 * MS)
+    history.open(closes="planned_pause")
+    ledger = build_ledger([event for event in numbered(history) if event["kind"] != "finish"], history.steps, history.chain)
+    assert ledger.categories["unknown"] == 8 * MS
+    assert "planned_pause" not in ledger.categories
+
+
+def test_what_the_readers_left_out_is_a_flag():
+    history = recovery_trace()
+    assert build_ledger(history.events, history.steps, history.chain, damaged=["2 lines"]).flags == ("2 lines",)
+
+
+def test_an_owner_that_gave_up_its_lease_did_not_die():
+    history = recovery_trace()
+    history.event("note", text="", state="lost")
+    history.open()
+    assert fold(history).flags == (
+        f"epoch {len(history.events)}: the owner before it gave up the lease; the gap before it is unknown",
+    )

@@ -7,6 +7,8 @@ import math
 import os
 
 from headway.base.clocks import FakeClock
+from headway.base.records import encode_record
+from headway.monitor.progress import Progress
 from headway.monitor.summary import summarise
 from headway.rundir.events import EventLog
 from headway.rundir.lease import Lease
@@ -78,6 +80,38 @@ def test_F6_owner_died_and_its_trainer_still_runs(run):
     assert summarise(run, FakeClock()).state == "orphan"
 
 
+def test_records_of_an_owner_that_had_lost_the_run_are_shown_apart(run):
+    told = Told(run)
+    told.lease.release()
+    EventLog(run, 2, told.clock).append("finish", state="stopped", reason="by the second owner")
+    told.events.append("note", text="the first owner speaks late")
+    summary = summarise(run, FakeClock())
+    assert [record["text"] for record in summary.late_records] == ["the first owner speaks late"]
+    assert summary.reason == "by the second owner"
+    assert summary.to_json()["late_records"][0]["text"] == "the first owner speaks late"
+
+
+def test_checkpoints_that_lie_there_and_the_refused_among_them(run):
+    told = Told(run)
+    (run.checkpoints / "g0001-s00000004").mkdir()
+    (run.checkpoints / "g0001-s00000004" / "MANIFEST.json").touch()
+    (run.checkpoints / "g0001-s00000005").mkdir()
+    told.events.append("checkpoint_rejected", checkpoint="g0001-s00000004", reason="no JSON")
+    told.end("failed")
+    summary = summarise(run, FakeClock())
+    assert [(info.step, info.committed, info.admissible) for info in summary.checkpoints] == [(4, True, True), (5, False, True)]
+    assert [(finding.rule, finding.step) for finding in summary.findings] == [("checkpoint_rejected", 4)]
+    assert json.loads(json.dumps(summary.to_json()))["checkpoints"][1]["name"] == "g0001-s00000005"
+
+
+def test_tokens_of_the_committed_step_are_exact_although_its_row_is_torn(run):
+    told = Told(run)
+    told.end("stopped")
+    lines = run.steps_file(1).read_bytes().split(b"\n")
+    run.steps_file(1).write_bytes(b"\n".join(line for line in lines if b'"step":4,' not in line or b'"save"' in line))
+    assert summarise(run, FakeClock()).ledger.committed == Progress(4, 4 * 64)
+
+
 def test_findings_and_json_of_a_run_that_went_wrong(run):
     told = Told(run)
     told.log.write("step", step=6, stage="main", tokens=384, targets=64, loss=math.nan, grad_norm=1.0)
@@ -86,3 +120,40 @@ def test_findings_and_json_of_a_run_that_went_wrong(run):
     assert [finding.rule for finding in summary.findings] == ["non_finite"]
     plain = json.loads(json.dumps(summary.to_json(), allow_nan=False))
     assert (plain["loss"], plain["state"], plain["ledger"]["total_ns"]) == ("nan", "failed", 5 * 10**9)
+
+
+def test_events_that_were_emptied_are_not_a_run_that_never_started(run):
+    told = Told(run)
+    told.end("complete")
+    (run.events / "epoch-000001.jsonl").write_bytes(b"")
+    summary = summarise(run, FakeClock())
+    assert summary.state == "crashed"
+    assert summary.reason.startswith("it has 1 segments, but no record of its events")
+    assert any("segment 1: its launch is not recorded" in flag for flag in summary.ledger.flags)
+
+
+def test_damaged_lines_are_counted_in_the_flags(run):
+    told = Told(run)
+    told.end("complete")
+    for path, word in ((run.events / "epoch-000001.jsonl", b"launch"), (run.steps_file(1), b"main")):
+        path.write_bytes(path.read_bytes().replace(word, word[::-1], 1))
+    with open(run.steps_file(1), "ab") as file:
+        file.write(encode_record(5) + encode_record({"kind": "step"}))
+    flags = summarise(run, FakeClock()).ledger.flags
+    assert "1 torn or altered lines in the records of the events were left out" in flags
+    assert "3 torn or altered lines in the records of segment 1 were left out" in flags
+    assert any("the record it follows is missing" in flag for flag in flags)
+
+
+def test_a_step_beyond_the_end_of_the_schedule_does_not_break_the_look(run):
+    told = Told(run)
+    told.log.write("step", step=10**9, stage="main", tokens=384, targets=64, loss=2.0, grad_norm=1.0)
+    told.end("failed")
+    assert summarise(run, FakeClock()).step == 20
+
+
+def test_an_owner_that_gave_up_its_lease_is_not_said_to_have_died(run):
+    told = Told(run)
+    told.events.append("note", text="the lease could not be renewed", state="lost")
+    summary = summarise(run, FakeClock())
+    assert (summary.state, "gave up the lease" in summary.reason) == ("crashed", True)

@@ -63,3 +63,26 @@ def test_repeated_sources():
     facts = DataFacts("sha256:m", "sha256:t", 4096, "<|document|>", sources)
     plan = make_plan(resolve(load_recipe("demo"), facts), load_deployment())
     assert [risk.rule for risk in plan.risks] == ["source code is repeated"]  # 17 passes; prose stays below 3
+
+
+def test_policies_that_are_only_recorded_are_listed_and_contradictions_are_risks():
+    gate = "{name='retrieval', metric='needle accuracy', comparison='>=', threshold=0.9}"
+    sets = (
+        f"stages.1.entry_gates=[{gate}]",
+        "interventions.permissions=[{what='restart', by='nobody'}, {what='skip batches', by='automatic'},"
+        " {what='lower rate', by='person'}]",
+    )
+    plan = make_plan(resolve(load_recipe("demo", sets), None), load_deployment())
+    (table,) = next(section for section in plan.sections if section.title == "Declared only").tables
+    assert [row[0] for row in table.rows] == [
+        "entry gate retrieval of anneal",
+        "loss spikes",
+        "permission: restart",
+        "permission: skip batches",
+    ]
+    assert table.rows[0][1] == "needle accuracy >= 0.9"
+    assert [risk.rule for risk in plan.risks] == [
+        "gates are not checked",
+        "permission: restart is not obeyed",
+        "permission: skip batches is not obeyed",
+    ]

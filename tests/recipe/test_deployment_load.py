@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 from headway.base.errors import ConfigError
 from headway.recipe.load import load_deployment
+from headway.recipe.placement import check_stages
 
 
 def test_default_is_one_local_process():
@@ -53,3 +56,39 @@ def test_unit_strings():
     assert deployment.accelerator.peak_flops == 989 * 10**12
     assert (deployment.accelerator.memory, deployment.failures.every) == (80 * 2**30, 10_800.0)
     assert deployment.storage.write_speed == 2 * 10**12
+
+
+def test_P6_a_stage_that_falls_back_on_one_process_is_refused():
+    sets = ["nodes=2", "layouts.main.dp_shard=2"]
+    deployment = load_deployment(None, sets, runnable=False)
+    check_stages(deployment, ["main"])
+    with pytest.raises(ConfigError, match=r"stage 'anneal' has no layout .* needs 1 processes .* has 2"):
+        check_stages(deployment, ["main", "anneal"])
+    check_stages(load_deployment(None, [*sets, "layouts.default.tp=2"], runnable=False), ["main", "anneal"])
+
+
+def test_layouts_for_stages_that_do_not_exist_name_the_nearest():
+    deployment = load_deployment(None, ["layouts.aneal={}", "layouts.default={}"])
+    with pytest.raises(ConfigError, match=r"layouts.aneal is for no stage(?s:.*)did you mean anneal"):
+        check_stages(deployment, ["main", "anneal"])
+
+
+def test_resolved_leaves_nothing_open_that_the_trainer_acts_on():
+    plain = load_deployment()
+    resolved = plain.resolved()
+    assert resolved.keys() == plain.model_dump(mode="json").keys()
+    assert (resolved["micro_batch"], resolved["threads"]) == (8192, len(os.sched_getaffinity(0)))
+    stated = load_deployment(None, ["micro_batch=512", "threads=3"]).resolved()
+    assert (stated["micro_batch"], stated["threads"]) == (512, 3)
+
+
+def test_threads_are_bounded():
+    assert load_deployment(None, ["threads=1024"]).threads == 1024
+    with pytest.raises(ConfigError, match="threads per process, at most 1,024"):
+        load_deployment(None, ["threads=100000"])
+
+
+def test_a_lease_that_nobody_could_renew_in_time_is_refused():
+    with pytest.raises(ConfigError, match=r"a lease of 1 ms(?s:.*)at least 1s"):
+        load_deployment(None, ["supervise.lease_ttl=1ms"])
+    assert load_deployment(None, ["supervise.lease_ttl=1s"]).supervise.lease_ttl == 1.0

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from headway.base.errors import EXIT_CONFIG, ConfigError
+from headway.recipe.checks import divisors
 from headway.recipe.load import load_recipe, preset_names
 
 GOOD = """\
@@ -117,7 +118,12 @@ def test_key_in_the_wrong_table_names_its_place(problems):
         ("layers = 2", "layers = true", "9", "a whole number without quotes was expected"),
         ("seed = 7", "seed = -1", "3", "greater than or equal to 0"),
         ('"python-stdlib"', '"python-stdlb"', "19", "did you mean python-stdlib?"),
-        ('name = "tiny"', 'name = "a/b"', "2", "should match pattern"),
+        ('name = "tiny"', 'name = "a/b"', "2", "a name has no slash"),
+        ('name = "tiny"', 'name = "."', "2", "is not . or .."),
+        ('name = "tiny"', 'name = ".."', "2", "is not . or .."),
+        ('name = "tiny"', r'name = "a\u0007b"', "2", "no control character"),
+        ('name = "tiny"', r'name = "a\u0000b"', "2", "is not text"),
+        ('name = "tiny"', r'name = "\u001b[31m"', "2", "no control character"),
     ],
 )
 def test_wrong_units_and_types(problems, old, new, line, seen):
@@ -261,6 +267,103 @@ def test_every_field_of_both_schemas_has_a_description():
     walk(Deployment)
 
 
+# --- values beyond all bounds: one clear error, at once -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("model.layers=1000000000", "less than or equal to 10,000"),
+        ("model.heads=10000000000", "less than or equal to 65,536"),
+        ("model.kv_heads=65537", "less than or equal to 65,536"),
+        ("model.width=16777217", "at most 2^24"),
+        ("model.ffn_width=16777217", "at most 2^24"),
+        ("model.head_width=16777218", "less than or equal to 16,777,216"),
+        ("tokenizer.vocabulary=2147483649", "less than or equal to 2,147,483,648"),
+        ("stages.0.sequence=1073741825", "2 to 2^30"),
+        ("stages.0.tokens=4611686018427387904", "less than 4,611,686,018,427,387,904"),
+        ("evaluation.sample_tokens=65537", "at most 65,536"),
+        ("optimizer.epsilon=1e-46", "less is 0 in float32"),
+        ("optimizer.epsilon=2.0", "less than or equal to 1"),
+        ("optimizer.peak_rate=1e-46", "less is 0 in float32"),
+        ("optimizer.weight_decay=10.1", "at most 10"),
+        ("optimizer.clip_norm=1e-46", "vanish in float32"),
+        ("optimizer.beta1=1.0", "below 1"),
+        ("optimizer.beta2=1.0", "below 1"),
+        ("stability.z_loss=1.1", "at most 1"),
+        ("model.init_std=1e-46", "1e-12 to 10"),
+        ("model.init_std=10.1", "1e-12 to 10"),
+        ("model.norm_epsilon=9e-13", "greater than or equal to 1e-12"),
+        ("model.rope_base=1.9", "2 to 1e12"),
+        ("stages.1.rope_base=1.9", "2 to 1e12"),
+        ("stages.0.rate.start=11", "at most 10"),
+    ],
+)
+def test_sizes_and_rates_have_bounds_that_are_named(problems, override, said):
+    found = problems(overrides=(override,))
+    assert list(found) == [f"--set {override}"]
+    assert said in found[f"--set {override}"]
+
+
+def test_the_way_out_of_many_heads_is_found_without_counting():
+    assert divisors(36) == [1, 2, 3, 4, 6, 9, 12, 18, 36]
+    assert divisors(1) == [1]
+    assert len(divisors(10**10)) == 121  # by the root of the number, not the number
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "line", "said"),
+    [
+        ("layers = 2", "layers = " + "9" * 5_000, ":9", "a value cannot be read"),
+        ("layers = 2", "layers = 0x" + "f" * 5_000, ":9", "beyond 64 bits"),
+        ("layers = 2", "layers = " + "[" * 5_000 + "]" * 5_000, "", "nested too deep"),
+        ("layers = 2", "layers = " + "[" * 100 + "]" * 100, ":9", "nested too deep"),
+        ("layers = 2", "layers" + ".a" * 3_000 + " = 1", ":9", "nested too deep"),
+        ("{ code = 3", r'{ "a\u0000" = 3', ":32", "is not text"),
+    ],
+)
+def test_what_no_schema_can_look_at_is_one_clear_error(tmp_path, old, new, line, said):
+    path = tmp_path / "r.toml"
+    path.write_text(GOOD.replace(old, new, 1))
+    with pytest.raises(ConfigError, match=said) as caught:
+        load_recipe(path)
+    (problem,) = caught.value.problems
+    assert problem.where == f"{path}{line}"
+    assert len(str(problem)) < 1_000
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("model.layers=" + "9" * 5_000, "the value cannot be read"),
+        ("model.layers=0x" + "f" * 5_000, "beyond 64 bits"),
+        ("model.layers=" + "[" * 5_000 + "]" * 5_000, "the value cannot be read"),
+        ("model.layers" + ".a" * 5_000 + "=1", "is a value"),
+        ("x" + ".a" * 5_000 + "=1", "nested too deep"),
+        ("stages.\u00b2.tokens=5", "it has no '\u00b2'"),
+        ("stages.\u0663.tokens=5", "it has no '\u0663'"),
+        (f"stages.{'1' * 5_000}.tokens=5", "is a list of 2"),
+        ("name=a/b:\u00b2", "a name has no slash"),
+        ("name=a/b:" + "1" * 5_000, "string should have at most 100"),
+        ('name="a\\u0000b"', "is not text"),
+        ("evaluation.prompts=['caf\udce9']", "is not text"),
+        ("name=caf\udce9", "is not text"),
+    ],
+)
+def test_overrides_of_any_kind_are_one_clear_error(problems, override, said):
+    ((where, seen),) = problems(overrides=(override,)).items()
+    assert said in seen
+    assert len(where + seen) < 1_000
+    (where + seen).encode()  # can be printed
+
+
+def test_a_recipe_is_read_once_and_not_without_end(tmp_path):
+    (tmp_path / "long.toml").write_bytes(b"#" * 2**20 + b"\n")
+    for path in (tmp_path / "long.toml", Path("/dev/zero")):
+        with pytest.raises(ConfigError, match="longer than 1 MiB"):
+            load_recipe(path)
+
+
 def test_digest_is_of_meaning_not_of_text(tmp_path):
     def digest(text: str, *overrides: str) -> str:
         (tmp_path / "r.toml").write_text(text)
@@ -272,3 +375,11 @@ def test_digest_is_of_meaning_not_of_text(tmp_path):
     assert digest(GOOD, "data.sources.0.path=/somewhere/else") == base  # where text lies is not what it says
     assert digest(GOOD, "stability.z_loss=1e-3") != base
     assert digest(GOOD, "model.layers=3") != base
+
+
+def test_a_run_without_held_out_text_is_refused_before_its_data_is_built():
+    with pytest.raises(ConfigError) as caught:
+        load_recipe("demo", ["data.held_out=0"])
+    (problem,) = caught.value.problems
+    assert problem.seen == "no tokens are held out"
+    assert problem.where == "--set data.held_out=0"

@@ -34,7 +34,8 @@ from headway.rundir.create import RunInfo, create_run
 from headway.rundir.events import EventLog
 from headway.rundir.layout import RunDirectory
 from headway.rundir.metrics import StepLog
-from headway.rundir.segments import Segment, write_segment
+from headway.rundir.segments import Segment, current_chain, read_segments, write_segment
+from headway.store.admissible import choose
 from headway.store.rectangle import Rectangle
 from headway.store.save import ManifestFields, commit, saving, write_rank
 
@@ -46,12 +47,15 @@ ENVIRONMENT = {
     "threads": 2,
     "machine": "x86_64",
     "layout": "1 process",
+    "code": "0.1.0+0123456789ab",
     "headway": "0.1.0",
     "python": "3.11.2",
     "numpy": "2.1.0",
     "system": "Linux-6.1",
     "processor": "Some Processor @ 2.60GHz",
 }
+PEAK_BYTES = 700_000_000
+COMMIT_NS, RETENTION_NS = 50_000_000, 30_000_000
 DEPLOYMENT = {
     "accelerator": {"kind": "cpu"},
     "threads": 2,
@@ -151,6 +155,8 @@ class Teller:
             "high": 16_800.0,
             "steps_timed": 12,
             "seconds_per_evaluation": 0.8,
+            "seconds_per_save": 0.06,
+            "digest_seconds": 0.002,
         }
         plan = make_plan(self.spec, deployment, calibration).to_json() if story.plan else None
         faults = [{"point": "step.recorded", "action": "kill", "step": story.kill_step}] if story.kill_step else None
@@ -249,22 +255,24 @@ class Teller:
             ]  # fmt: skip
             receipt = write_rank(directory, tensors, number, step, 0, 1)
             manifest = commit(directory, ManifestFields(segment=number, step=step, world=1, state={"updates": step}))
-        self.clock.advance(0.05)
+        self.clock.advance((COMMIT_NS + RETENTION_NS) / 1e9)
         log.write(
             "save",
             step=step,
             checkpoint=directory.name,
             bytes=receipt.file_bytes,
-            blocking_ns=50_000_000,
+            blocking_ns=COMMIT_NS,
+            retention_ns=RETENTION_NS,
             digest=manifest.state_digest,
         )
 
     def end(self, log: StepLog, step: int, state: str) -> None:
         self._sample(log, step) if self.story.sample else None
         if step % self.story.save_every:
-            self.save(log, 2 if self.story.kill_step else 1, step)
+            self.save(log, read_segments(self.run)[-1].id, step)
         self.clock.advance(0.02)
-        log.write("end", step=step, state=state, reason=None, digest="xxh3_128:" + digest_json([step, False])[7:39])
+        digest = "xxh3_128:" + digest_json([step, False])[7:39]
+        log.write("end", step=step, state=state, reason=None, digest=digest, peak_bytes=PEAK_BYTES)
         log.close()
 
 
@@ -299,5 +307,27 @@ def tell(root: Path, story: Story | None = None) -> RunDirectory:
             "finish", state="complete" if last == teller.schedule.total_steps else "stopped", reason="all stages done"
         )
     log.close()
+    teller.events.close()
+    return teller.run
+
+
+def tell_attempts(root: Path, last_steps: list[int], *, exits: dict | None = None) -> RunDirectory:
+    """Attempts of a run of 24 steps, saved every 8, each killed after one of ``last_steps``; the last one ends at its own.
+
+    The segments are written as the supervisor writes them: what is restored is what ``choose`` finds on the disk, and the
+    parent is the segment that wrote it (none: initial weights). ``exits``: fields of the exit record instead of a SIGKILL.
+    """
+    teller = Teller(root, Story(steps=24, save_every=8, evaluate=False, sample=False))
+    for number, last in enumerate(last_steps, 1):
+        choice = choose(teller.run, current_chain(read_segments(teller.run)))
+        reason = "restart: ended by SIGKILL" if number > 1 else "start"
+        teller.segment(number, parent=choice.segment, restored_step=choice.step, checkpoint=choice.checkpoint, reason=reason)
+        log = teller.steps(number, choice.step + 1, last, choice.checkpoint)
+        if number == len(last_steps):
+            teller.end(log, last, "complete" if last == 24 else "stopped")
+        log.close()
+        teller.clock.advance(0.08)
+        killed = {"code": None, "signal": 9, "reason": "ended by SIGKILL"} | (exits or {})
+        teller.events.append("exit", segment=number, **({"code": 0, "signal": None} if number == len(last_steps) else killed))
     teller.events.close()
     return teller.run

@@ -8,12 +8,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from synthetic_run import Story, make_spec, tell
+from synthetic_run import PEAK_BYTES, Story, make_spec, tell, tell_attempts
 
 from headway.data.stream import Skip, Stream
 from headway.formulas.parameters import count_parameters
 from headway.recipe.schedules import Schedule
-from headway.report.attempts import _kept_until
 from headway.report.facts import RunFacts, gather
 from headway.report.material import Material
 from headway.report.planned_values import plan_quantities
@@ -21,8 +20,9 @@ from headway.report.realised import source_use
 from headway.report.replay import Match, interruptions, replay
 from headway.report.sections.planned import lines
 from headway.report.sections.time import chain_ns
-from headway.rundir.metrics import read_steps
-from headway.rundir.segments import Segment
+from headway.rundir.layout import RunDirectory
+from headway.rundir.metrics import read_chain_rows, read_steps
+from headway.rundir.segments import current_chain, read_segments, write_segment
 
 SHORT = Story(kill_step=13, restored_step=8, steps=24, save_every=8)
 
@@ -34,14 +34,17 @@ def test_E5_rolled_back_rows_are_kept_apart(facts: RunFacts) -> None:
     assert facts.kept.at(41).segment.tolist() == [2]
 
 
-def test_kept_until_looks_past_the_child() -> None:
-    """Segment 3 restored behind the point where segment 2 began: what segment 1 did after that is gone too."""
+def test_the_report_keeps_what_the_run_directory_keeps(tmp_path: Path) -> None:
+    """One rule for what counts: that of ``rundir.metrics``, for rows of every kind."""
+    run = tell_attempts(tmp_path / "run", [5, 12, 9, 24])
+    kept = [(row["segment"], row["step"]) for row in _chain_rows(run) if row["kind"] == "step"]
+    facts = gather(run)
+    assert list(zip(facts.kept.segment.tolist(), facts.kept.step.tolist(), strict=True)) == kept
+    assert [step for _, step in kept] == list(range(1, 25))
 
-    def segment(number: int, parent: int | None, restored: int) -> Segment:
-        return Segment(number, parent, restored, None, "", "automatic", 1, {})
 
-    chain = [segment(1, None, 0), segment(2, 1, 40), segment(3, 2, 20), segment(4, 3, 30)]
-    assert _kept_until(chain) == {1: 20, 2: 20, 3: 30, 4: None}
+def _chain_rows(run: RunDirectory) -> list[dict]:
+    return read_chain_rows(run, current_chain(read_segments(run))).kept
 
 
 def test_columns_equal_the_rows(facts: RunFacts) -> None:
@@ -52,9 +55,7 @@ def test_columns_equal_the_rows(facts: RunFacts) -> None:
     assert facts.steps.digest.tolist() == [row["digest"] for row in rows]
 
 
-def _run(facts: RunFacts):  # type: ignore[no-untyped-def]
-    from headway.rundir.layout import RunDirectory
-
+def _run(facts: RunFacts) -> RunDirectory:
     return RunDirectory.open(facts.root)
 
 
@@ -103,6 +104,69 @@ def test_cost_of_the_interruption(facts: RunFacts) -> None:
     assert item.word == "killed"
 
 
+def test_interruptions_follow_the_order_of_running_not_the_parents(tmp_path: Path) -> None:
+    """Killed before the first commit, killed with one, crashed without a new one, ended: each lost step is lost once."""
+    facts = gather(tell_attempts(tmp_path / "run", [5, 3, 18, 17, 24]))
+    assert [a.segment.parent for a in facts.segments] == [None, None, None, 3, 3]
+    found = [
+        (item.before.segment.id, item.after.segment.id, item.last_step, item.restored_step, item.lost_steps)
+        for item in interruptions(facts)
+    ]
+    assert found == [(1, 2, 5, 0, 5), (2, 3, 3, 0, 3), (3, 4, 18, 16, 2), (4, 5, 17, 16, 1)]
+    assert sum(item.lost_steps for item in interruptions(facts)) == len(facts.discarded) == 11
+    assert [item.lost_tokens for item in interruptions(facts)] == [n * 4096 for n in (5, 3, 2, 1)]
+    assert sum(item.lost_work_ns for item in interruptions(facts)) == int(facts.discarded.total_ns.sum())
+
+
+def test_steps_of_an_older_segment_are_lost_with_its_checkpoint(tmp_path: Path) -> None:
+    """Segment 2 went on from 16; that checkpoint is damaged, so segment 3 goes back to 8, behind steps of segment 1."""
+    run = tell_attempts(tmp_path / "run", [17, 20])
+    teller_end = gather(run)
+    assert [item.lost_steps for item in interruptions(teller_end)] == [1]
+    segment = dataclasses.replace(
+        teller_end.segments[1].segment, id=3, parent=1, restored_step=8, checkpoint="g0001-s00000008", reason="restart"
+    )
+    write_segment(run, segment)
+    facts = gather(run)
+    assert [item.lost_steps for item in interruptions(facts)] == [1, 12], "9-16 of segment 1 and 17-20 of segment 2"
+    assert interruptions(facts)[1].lost_tokens == 12 * 4096
+
+
+def test_behind_is_measured_to_whichever_segment_came_back(tmp_path: Path) -> None:
+    facts = gather(tell_attempts(tmp_path / "run", [5, 3, 24]))
+    first, second = interruptions(facts)
+    rows = facts.steps.at(5)
+    assert rows.segment.tolist() == [1, 3]
+    assert first.behind_ns == int(rows.boot_ns[1] - rows.boot_ns[0])
+    assert second.behind_ns is not None
+
+
+@pytest.mark.parametrize(
+    ("exits", "word"),
+    [
+        ({}, "killed"),
+        ({"signal": 11}, "failed"),
+        ({"signal": None, "code": 4}, "failed"),
+        ({"signal": None, "code": None, "reason": "its owner had died; its trainer was killed"}, "cut off"),
+    ],
+)
+def test_the_word_for_an_end(tmp_path: Path, exits: dict, word: str) -> None:
+    """After a take-over the exit status is not known: without its own last word a trainer was cut off, not stopped."""
+    facts = gather(tell_attempts(tmp_path / "run", [5, 24], exits=exits))
+    assert [item.word for item in interruptions(facts)] == [word]
+    assert [attempt.killed for attempt in facts.segments] == [True, False]
+
+
+def test_an_orderly_stop_is_no_kill(tmp_path: Path) -> None:
+    run = tell(tmp_path / "run", dataclasses.replace(SHORT, kill_step=None, end_step=10))
+    first = gather(run).segments[0].segment
+    write_segment(
+        run, dataclasses.replace(first, id=2, parent=1, restored_step=10, checkpoint="g0001-s00000010", reason="resume")
+    )
+    (item,) = interruptions(gather(run))
+    assert (item.word, item.lost_steps, item.before.killed) == ("stopped", 0, False)
+
+
 def test_G1_the_two_ends_of_the_chain_agree_with_the_sum(facts: RunFacts) -> None:
     assert facts.ledger is not None
     assert sum(facts.ledger.categories.values()) == facts.ledger.total_ns == chain_ns(facts)
@@ -133,13 +197,44 @@ def test_plan_lines_compare_the_stored_plan(material: Material) -> None:
     tokens = by_label["tokens per second"]
     kept = material.facts.kept
     assert tokens.actual == pytest.approx(120 * 4096 / (kept.total_ns.sum() / 1e9))
-    assert tokens.ratio == pytest.approx(tokens.actual / 15_900)  # type: ignore[operator]
+    assert tokens.ratio == pytest.approx(tokens.actual * (120 * 4096 / 15_900 + 120 * 0.002) / (120 * 4096))  # type: ignore[operator]
     assert tokens.inside is True
-    assert by_label["time of one save, median"].inside is False
+    assert by_label["time of one save, median"].actual == 0.08, "commit and read-back"
+    assert by_label["time of one save, median"].inside is True
+    assert by_label["memory, peak"].actual == PEAK_BYTES
+    assert by_label["memory, peak"].inside is not None
     ledger = material.facts.ledger
     assert ledger is not None
     assert by_label["training"].actual == (ledger.categories["productive"] + ledger.categories["data_stall"]) / 1e9
-    assert by_label["memory, peak"].actual is None
+
+
+@pytest.mark.parametrize(
+    "label",
+    [
+        "tokens per second",
+        "time per step, mean",
+        "time of one evaluation, median",
+        "time of one save, median",
+        "training",
+        "saves",
+        "all evaluations, without samples",
+        "all predicted work",
+    ],
+)
+def test_a_calibrated_plan_predicts_each_time_with_a_band(material: Material, label: str) -> None:
+    line = next(line for line in lines(material) if line.entry.label == label)
+    assert line.planned is not None
+    assert line.band is not None
+    low, high = line.band
+    assert low <= line.planned["value"] <= high
+    assert line.inside is True, (line.actual, line.band)
+
+
+def test_samples_are_no_predicted_evaluation(material: Material) -> None:
+    facts = material.facts
+    line = next(line for line in lines(material) if line.entry.label == "all evaluations, without samples")
+    assert line.actual == pytest.approx(sum(evaluation.ns for evaluation in facts.evaluations) / 1e9)
+    assert sum(sample.ns for sample in facts.samples) > 0
 
 
 def test_plan_adds_the_time_of_digests() -> None:
@@ -150,11 +245,16 @@ def test_plan_adds_the_time_of_digests() -> None:
         "sections": [
             {"quantities": [{"name": "training_seconds", "value": 10.0, "unit": "seconds", "low": 8.0, "high": 13.0}]},
             {"quantities": [{"name": "digesting_seconds", "value": 2.0, "unit": "seconds", "low": None, "high": 4.0}]},
+            {"quantities": [{"name": name, "value": 100, "unit": name} for name in ("steps", "tokens")]},
         ]
     }
     found = planned_for(entry, plan_quantities(plan))
     assert found is not None
     assert (found["value"], found["low"], found["high"]) == (12.0, 10.0, 17.0)
+    for label, wanted in (("time per step, mean", (0.12, 0.10, 0.17)), ("tokens per second", (100 / 12, 100 / 17, 10.0))):
+        found = planned_for(next(entry for entry in COMPARED if entry.label == label), plan_quantities(plan))
+        assert found is not None
+        assert (found["value"], found["low"], found["high"]) == wanted
 
 
 def test_unfinished_run_is_not_compared_as_a_whole(tmp_path: Path) -> None:

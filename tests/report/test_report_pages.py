@@ -13,18 +13,24 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from synthetic_run import Story, tell
+from synthetic_run import Story, tell, tell_attempts
 
+from headway.base.clocks import FakeClock
+from headway.base.digests import digest_json
 from headway.base.files import write_json
+from headway.base.records import encode_record, read_records
 from headway.formulas.flops import Convention, flops_per_token
 from headway.report import html, markdown
 from headway.report.facts import gather
 from headway.report.material import Material
-from headway.report.page import Code, Comparison, Page, Prose, Section, Table, Tone, code
+from headway.report.page import Code, Comparison, Page, Prose, Section, Table, Tone, code, strong
 from headway.report.planned_values import step_rate
 from headway.report.report import ReportPaths, build_page, write_report
+from headway.report.sections.proof import _places
 from headway.report.sections.time import time
+from headway.rundir.events import EventLog, read_events
 from headway.rundir.layout import RunDirectory
+from headway.store.admissible import REJECTED
 
 HOSTILE = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>|`</style>&amp;"
 SHORT = Story(kill_step=13, restored_step=8, steps=24, save_every=8)
@@ -164,6 +170,93 @@ def test_replay_that_differs_names_what_changed(tmp_path: Path) -> None:
     assert "What changed between the segments: threads (2, then 4)." in words(write_report(tell(tmp_path / "run", story)).html)
 
 
+OTHER_CODE = {"code": "0.1.0+ba9876543210"}
+
+
+def test_replay_that_differs_after_a_change_of_code_names_it(tmp_path: Path) -> None:
+    story = dataclasses.replace(SHORT, differ_at=11, changed_environment=OTHER_CODE)
+    text = words(write_report(tell(tmp_path / "run", story)).html)
+    assert "3 did NOT come out as before: the code changed in between." in text
+    assert "the code changed between the segments (0.1.0+0123456789ab, then 0.1.0+ba9876543210)." in text
+    assert "went on with other code (code: 0.1.0+0123456789ab -> 0.1.0+ba9876543210)" in text
+
+
+def test_the_trainers_own_comparison_counts_where_the_environments_are_lost(tmp_path: Path) -> None:
+    """A checkpoint may come from a third segment: what ``restored`` says is the comparison with that one."""
+    run = tell(tmp_path / "run", dataclasses.replace(SHORT, differ_at=11, changed_environment=OTHER_CODE))
+    for number in (1, 2):
+        records = read_records(run.steps_file(number)).records
+        without = [{k: v for k, v in record.items() if k != "environment"} for record in records]
+        run.steps_file(number).write_bytes(b"".join(encode_record(record) for record in without))
+    assert "the code changed between the segments" in words(write_report(run).html)
+
+
+def test_how_exactly_a_segment_repeats_is_in_the_table(tmp_path: Path) -> None:
+    text = write_report(
+        tell(tmp_path / "run", dataclasses.replace(SHORT, changed_environment={"threads": 4}))
+    ).markdown.read_text()
+    assert "| 1 | – | initial weights | bitwise |" in text
+    assert "| 2 | 1 | step 8, `g0001-s00000008` | within tolerance |" in text
+
+
+def test_killed_before_the_first_commit(tmp_path: Path) -> None:
+    text = words(write_report(tell_attempts(tmp_path / "run", [5, 3, 24])).html)
+    assert "nothing interrupted the run" not in text
+    assert "Segment 1 was killed after step 5" in text
+    assert "Segment 2 was killed after step 3" in text
+    assert (
+        "Segment 3 restored the initial weights and went on from step 0. 3 steps with 12,288 tokens had to be done again" in text
+    )
+    assert "Steps 1 to 5 were executed more than once and agree to the bit." in text
+
+
+def test_killed_before_a_step(tmp_path: Path) -> None:
+    text = words(write_report(tell_attempts(tmp_path / "run", [9, 8, 24])).html)
+    assert "Segment 2 was killed before it had done a step" in text
+    assert "No work was lost." in text
+
+
+def test_a_trainer_whose_owner_died_was_cut_off(tmp_path: Path) -> None:
+    exits = {"signal": None, "reason": "its owner had died; its trainer was gone already"}
+    text = words(write_report(tell_attempts(tmp_path / "run", [13, 24], exits=exits)).html)
+    assert "Segment 1 was cut off after step 13 (exit status not known, its owner had died" in text
+    assert "exit None" not in text
+
+
+def test_late_records_are_shown_and_count_for_nothing(tmp_path: Path) -> None:
+    run = tell(tmp_path / "run", dataclasses.replace(SHORT, finish=False, end_step=10))
+    link = read_events(run)[-1]
+    before = gather(run)
+    late = {"kind": "finish", "stamp": FakeClock(boot_ns=link["stamp"]["boot_ns"] + 5 * 10**9).stamp().to_json()}
+    late |= {"state": "failed", "reason": "thought it was still the owner", "closes": "reconfigure"}
+    with open(run.events / "epoch-000001.jsonl", "ab") as file:
+        file.write(encode_record(late))
+    successor = {"kind": "open", "stamp": link["stamp"], "epoch": 2, "closes": "unknown"}
+    successor["previous"] = {"digest": digest_json(link), "gap_ns": 0, "clock": "boot"}
+    (run.events / "epoch-000002.jsonl").write_bytes(encode_record(successor))
+    facts = gather(run)
+    assert [record["kind"] for record in facts.late] == ["finish"]
+    assert facts.state == "unfinished"
+    assert facts.categories == before.categories
+    text = words(write_report(run).html)
+    assert "thought it was still the owner" in text
+    assert "after it had lost its lease" in text
+
+
+def test_a_checkpoint_that_retention_refused_is_shown(tmp_path: Path) -> None:
+    """Found damaged when it was read back, before anybody wanted to restore it."""
+    run = tell(tmp_path / "run", SHORT)
+    refused = {"checkpoint": "g0001-s00000008", "reason": "a block of rank-0 differs"}
+    (run.checkpoints / REJECTED).write_bytes(encode_record(refused))
+    text = words(write_report(run).html)
+    assert "g0001-s00000008 a block of rank-0 differs" in text
+    assert "checkpoint g0001-s00000008 was refused" in text, "the alarms know it too"
+
+
+def test_no_late_records_no_table(written: ReportPaths) -> None:
+    assert "lost its lease" not in words(written.html)
+
+
 def test_same_run_gives_same_bytes(killed_run: RunDirectory, written: ReportPaths, tmp_path: Path) -> None:
     again = write_report(killed_run, tmp_path / "here")
     assert [path.read_bytes() for path in again] == [path.read_bytes() for path in written]
@@ -220,6 +313,18 @@ def test_escape_leaves_numbers_alone_and_stops_lists() -> None:
     assert markdown.escape("- not a list") == "\\- not a list"
     assert markdown.escape("a_b *c* <d> | e") == "a_b \\*c\\* \\<d\\> \\| e"
     assert markdown.escape("line\nbreak") == "line break"
+
+
+def test_strong_text_keeps_its_spaces_outside_the_marks() -> None:
+    assert markdown.inline((strong("The books close: "), "they sum")) == "**The books close:** they sum"
+    assert markdown.inline(strong(" ")) == " "
+
+
+def test_places_of_repeated_steps_in_words() -> None:
+    assert _places([7]) == "step 7"
+    assert _places([41, 42, 43]) == "steps 41 to 43"
+    assert _places([1, 1, 2, 13]) == "steps 1 to 2 and 13"
+    assert _places(list(range(1, 40, 3))) == "13 steps between 1 and 37"
 
 
 def test_html_renderer_escapes_every_kind_of_block() -> None:
@@ -297,9 +402,6 @@ def test_failed_run_shows_its_error(tmp_path: Path) -> None:
     run = tell(tmp_path / "run", dataclasses.replace(SHORT, finish=False, end_step=10))
     problem = {"seen": "the gradient was not finite", "rule": "", "way_out": "", "where": ""}
     write_json(run.segment(2) / "error.json", {"label": "run failed", "problems": [problem], "exit_code": 4})
-    from headway.base.clocks import FakeClock
-    from headway.rundir.events import EventLog
-
     log = EventLog(run, 2, FakeClock(boot_ns=10**12))
     log.append("exit", segment=2, code=4, signal=None, reason="run failed")
     log.append("finish", state="failed", reason="the same failure three times")
@@ -369,7 +471,7 @@ def test_many_interruptions(tmp_path: Path) -> None:
     for number in range(3, 20):
         directory = run.segment(number)
         directory.mkdir()
-        (directory / "segment.json").write_text(json.dumps(base | {"id": number, "parent": number - 1}))
+        (directory / "segment.json").write_text(json.dumps(base | {"id": number}))
         (directory / "steps.jsonl").write_bytes(rows)
     paths = write_report(run)
     assert sum(path.stem.startswith("closeup") for path in paths.plots) == 3

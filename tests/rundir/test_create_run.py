@@ -7,9 +7,10 @@ import os
 import pytest
 from tiny_run import tiny_run, tiny_spec
 
-from headway.base.errors import ConfigError, EnvironmentFault, HeadwayError
+from headway.base.errors import ConfigError, EnvironmentFault, HeadwayError, RunError
 from headway.base.failpoints import arm, disarm, is_drill
-from headway.base.files import read_json
+from headway.base.files import read_json, write_json
+from headway.recipe.digests import section_digests
 from headway.rundir.create import RunInfo, create_run
 from headway.rundir.layout import RunDirectory
 
@@ -30,6 +31,17 @@ def test_everything_is_there(tmp_path):
     assert info["spec_digest"] == tiny_spec().digest()
     assert not is_drill(run.root)
     assert os.listdir(tmp_path / "deep") == ["run"], "nothing is left beside it"
+
+
+def test_every_directory_of_a_new_run_outlives_a_power_cut(tmp_path, monkeypatch):
+    synced = []
+    monkeypatch.setattr("headway.base.files.fsync_directory", lambda path: synced.append(path.name))
+    monkeypatch.setattr("headway.rundir.create.fsync_directory", lambda path: synced.append(path.name))
+    create(tmp_path / "deep" / "run")
+    assert synced[0] == tmp_path.name, "the name of deep/ itself"
+    inside = [name for name in synced if name.endswith(".new")]
+    assert len(inside) >= 4 + 3, "lease, events, segments, checkpoints; spec, recipe, plan"
+    assert synced[-1] == "deep", "the name of the run, after the rename"
 
 
 def test_existing_run_is_refused_with_the_way_out(tmp_path):
@@ -94,3 +106,33 @@ def test_drill_is_marked_and_its_faults_can_be_armed(tmp_path):
     finally:
         disarm()
     assert is_drill(tiny_run(tmp_path / "calm", drill_faults=[]).root)
+
+
+def test_section_digests_are_recorded_and_name_what_was_changed_afterwards(tmp_path):
+    run = create(tmp_path / "run")
+    assert run.info()["digests"] == section_digests(tiny_spec())
+    spec = read_json(run.spec_file)
+    spec["optimizer"]["peak_rate"], spec["stages"][0]["rate"]["end"] = 2e-3, 0.5
+    write_json(run.spec_file, spec)
+    with pytest.raises(RunError, match=r"changed: optimizer, stages\.main"):
+        run.spec()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda info: [], "no JSON object"),
+        (lambda info: {**info, "kind": "plan"}, "kind is 'plan', not 'run'"),
+        (lambda info: {**info, "schema_version": 2}, "schema_version is 2, not 1"),
+        (lambda info: {key: info[key] for key in info if key not in ("deployment", "data")}, "without data, deployment"),
+        (lambda info: {**info, "deployment": [], "drill": 1}, "drill is no bool; deployment is no dict"),
+    ],
+)
+def test_a_damaged_run_description_is_one_clear_error(tmp_path, change, message):
+    run = create(tmp_path / "run")
+    write_json(run.run_file, change(run.info()))
+    with pytest.raises(RunError, match=rf"run description is damaged: {message}(?s:.*)run\.json(?s:.*)restore"):
+        run.info()
+    with pytest.raises(RunError):
+        run.spec()
+    assert not is_drill(run.root)

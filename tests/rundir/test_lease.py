@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import shutil
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,9 +14,11 @@ import pytest
 
 from headway.base.clocks import FakeClock, SystemClock
 from headway.base.errors import EnvironmentFault
+from headway.base.records import encode_record
 from headway.rundir.layout import RunDirectory
-from headway.rundir.lease import Lease, newest_epoch, observe
+from headway.rundir.lease import Lease, beat_seconds, newest_epoch, observe
 from headway.rundir.processes import this_process
+from headway.rundir.segments import Segment, write_segment
 
 OWNER = {"host": "alpha", "pid": 4711, "author": "automatic"}
 
@@ -185,3 +188,62 @@ def test_race_of_many_acquirers_has_one_winner(run):
     winners = [value for kind, value in outcomes if kind == "won"]
     assert winners == [2], outcomes
     assert all(f"on {os.uname().nodename}" in value for kind, value in outcomes if kind == "refused")
+
+
+def test_a_stray_file_beside_the_epochs_is_none(run):
+    acquire(run, FakeClock()).release()
+    (run.lease / "epoch-copy.json").write_text("{}")
+    assert acquire(run, FakeClock()).epoch == 2
+
+
+@pytest.mark.parametrize("garbage", ["", "\x00garbage", "[]", '{"owner": 5, "since": null}'])
+def test_an_epoch_file_that_cannot_be_read_is_an_unknown_owner_whose_counter_decides(run, garbage):
+    holder = acquire(run, FakeClock())
+    holder.release()
+    (run.lease / "epoch-000001.json").write_text(garbage)
+    assert beat_seconds(run) > 0
+    clock = FakeClock()
+    second = acquire(run, clock)
+    assert (second.epoch, clock.slept) == (2, []), "released"
+    (run.lease / "epoch-000002.json").write_text(garbage)
+    beats = iter(range(100, 200))
+    beat = run.lease / "epoch-000002.beat"
+    moving = LivelyClock(meanwhile=lambda: beat.write_bytes(encode_record({"counter": next(beats), "state": "held"})))
+    with pytest.raises(EnvironmentFault, match=r"unknown process.*epoch-000002\.json cannot be read(?s:.*)stop it"):
+        acquire(run, moving)
+    clock = FakeClock()
+    assert acquire(run, clock).epoch == 3
+    assert round(sum(clock.slept), 6) >= 10.0, "silent: counted out as usual"
+
+
+@pytest.mark.parametrize("beat", [5, {"counter": 1}, {"state": ["released"]}])
+def test_a_beat_that_says_nothing_is_not_released(run, beat):
+    acquire(run, FakeClock())
+    (run.lease / "epoch-000001.beat").write_bytes(encode_record(beat))
+    assert observe(run, 0.0, FakeClock()).state == "silent"
+
+
+def test_epochs_go_on_after_the_lease_directory_is_gone(run):
+    acquire(run, FakeClock()).release()
+    (run.events / "epoch-000003.jsonl").touch()
+    shutil.rmtree(run.lease)
+    assert acquire(run, FakeClock()).epoch == 4
+    shutil.rmtree(run.lease)
+    shutil.rmtree(run.events)
+    write_segment(run, Segment(1, None, 0, None, "test", "automatic", 7, {}))
+    assert acquire(run, FakeClock()).epoch == 8
+
+
+@pytest.mark.parametrize("what", ["removed", "replaced"])
+def test_a_holder_whose_epoch_file_is_no_longer_its_own_stops(run, what):
+    lease = acquire(run, FakeClock())
+    path = run.lease / "epoch-000001.json"
+    path.unlink()
+    if what == "replaced":
+        Lease.acquire(run, OWNER, 10.0, FakeClock())  # the same owner, at the same moment, by the same clock
+    assert path.exists() is (what == "replaced")
+    beats = (run.lease / "epoch-000001.beat").read_bytes()
+    assert not lease.renew()
+    assert lease.must_stop()
+    lease.release()
+    assert (run.lease / "epoch-000001.beat").read_bytes() == beats

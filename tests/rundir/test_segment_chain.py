@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
+
 import pytest
 
+from headway.base import files
 from headway.base.errors import RunError
+from headway.base.files import read_json, write_json
 from headway.rundir.segments import Segment, current_chain, is_admissible, read_segments, write_segment
 
 
@@ -49,3 +53,35 @@ def test_segment_is_never_overwritten(run):
 def test_hole_in_a_chain_is_named():
     with pytest.raises(RunError, match="names parent 1"):
         current_chain([segment(2, 1, 40)])
+
+
+def test_segment_outlives_a_power_cut(run, monkeypatch):
+    """Its checkpoints are durable, so the segment must be: its name in segments/, and its record in its own directory."""
+    synced = []
+    monkeypatch.setattr(files, "fsync_directory", synced.append)
+    write_segment(run, CHAIN[0])
+    assert {run.segments, run.segment(1)} <= set(synced)
+
+
+def test_altered_segment_is_refused_and_not_taken_for_another_step(run):
+    write_segment(run, CHAIN[1])
+    record = run.segment(2) / "segment.json"
+    write_json(record, {**read_json(record), "restored_step": "40"})
+    with pytest.raises(RunError, match="restored_step: '40' is of another type"):
+        read_segments(run)
+
+
+@pytest.mark.parametrize("parent", [2, 3])
+def test_a_parent_that_is_not_older_is_refused_instead_of_followed_for_ever(parent):
+    with pytest.raises(RunError, match=f"names parent {parent}"):
+        current_chain([segment(1, None, 0), segment(2, parent, 40), segment(3, 2, 80)])
+
+
+def test_a_segment_in_the_directory_of_another_is_refused_and_a_copy_is_none(run):
+    for member in CHAIN:
+        write_segment(run, member)
+    shutil.copytree(run.segment(3), run.segments / "0003-copy")
+    assert read_segments(run) == CHAIN
+    shutil.copytree(run.segment(3), run.segment(4))
+    with pytest.raises(RunError, match="speaks of segment 3"):
+        read_segments(run)

@@ -62,7 +62,7 @@ def test_C1_half_of_the_manifest_is_on_disk_at_manifest_partial(tmp_path):
     (torn,) = (path for path in (run.checkpoints / "g0001-s00000002").iterdir() if path.name.endswith(".tmp"))
     whole = (run.checkpoints / "g0001-s00000001" / MANIFEST).stat().st_size
     assert abs(torn.stat().st_size - whole // 2) < 16
-    assert [info.committed for info in list_checkpoints(run)] == [True, False]
+    assert [info.committed for info in list_checkpoints(run, chain_of(run))] == [True, False]
 
 
 def test_every_save_point_is_passed_in_order(tmp_path, monkeypatch):

@@ -11,10 +11,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from store_cases import add_segment, chain_of, flip_bit, load, make_run, record_save, same, save, values
 
-from headway.base.errors import ConfigError, RunError
+from headway.base.errors import ConfigError, EnvironmentFault, RunError
 from headway.base.records import read_records
-from headway.store import retention
-from headway.store.admissible import choose, list_checkpoints
+from headway.rundir.segments import Segment, write_segment
+from headway.store import admissible, retention
+from headway.store.admissible import choose, list_checkpoints, refusals
 from headway.store.retention import Retention, apply_retention
 from headway.store.verify import verify
 
@@ -27,7 +28,7 @@ def damage(run, name):
 
 
 def kept_steps(run):
-    return [info.step for info in list_checkpoints(run) if info.committed]
+    return [info.step for info in list_checkpoints(run, chain_of(run)) if info.committed]
 
 
 @pytest.fixture
@@ -46,11 +47,6 @@ def test_C4_keeps_the_last_and_the_permanent(run):
     assert [r["checkpoint"] for r in read_records(run.checkpoints / "deleted.jsonl").records] == gone
 
 
-def test_C4_protected_names_stay(run):
-    apply_retention(run, chain_of(run), Retention(keep_last=1), protected={"g0001-s00000020"})
-    assert kept_steps(run) == [20, 50]
-
-
 def test_C4_nothing_goes_before_a_newer_one_is_verified(run):
     for step in (10, 20, 30, 40, 50):
         damage(run, f"g0001-s{step:08d}")
@@ -66,6 +62,61 @@ def test_C4_a_damaged_newest_does_not_count(run):
     assert choose(run, chain_of(run)).step == 30
 
 
+def refused(run):
+    return [(record["checkpoint"], record["reason"]) for record in read_records(run.checkpoints / "rejected.jsonl").records]
+
+
+def test_what_the_read_back_found_damaged_stays_as_evidence_and_is_no_generation(run):
+    damage(run, "g0001-s00000050")
+    apply_retention(run, chain_of(run), Retention(keep_last=2))
+    apply_retention(run, chain_of(run), Retention(keep_last=2))
+    assert kept_steps(run) == [30, 40, 50], "40 and 30 are the two generations"
+    ((name, reason),) = refused(run)
+    assert name == "g0001-s00000050"
+    assert "digest differs" in reason
+    save(run, 1, 60)
+    save(run, 1, 70)
+    apply_retention(run, chain_of(run), Retention(keep_last=2))
+    assert kept_steps(run) == [50, 60, 70]
+
+
+def test_evidence_is_kept_although_the_disk_is_too_full_to_note_it(run, monkeypatch):
+    damage(run, "g0001-s00000050")
+    append = retention._append
+
+    def full(run, file, record):
+        if file == "rejected.jsonl":
+            raise EnvironmentFault("cannot append record: No space left on device")
+        append(run, file, record)
+
+    monkeypatch.setattr(retention, "_append", full)
+    apply_retention(run, chain_of(run), Retention(keep_last=1))
+    assert kept_steps(run) == [40, 50], "space was freed all the same"
+
+
+def test_what_a_restart_refused_stays(run):
+    """A second save of the same step is refused for the first: it lies within the restored step, so it is still admissible."""
+    again = save(run, 1, 50)
+    damage(run, again)
+    refusal = {"checkpoint": again, "reason": "flipped bit"}
+    write_segment(run, Segment(2, 1, 50, "g0001-s00000050", "", "automatic", 2, {}, rejected=(refusal,)))
+    for step in (60, 70):
+        save(run, 2, step)
+    apply_retention(run, chain_of(run), Retention(keep_last=1))
+    assert [info.name for info in list_checkpoints(run, chain_of(run))] == [again, "g0002-s00000070"]
+
+
+def test_what_lost_its_manifest_and_was_refused_for_it_is_no_leftover(run):
+    lost = run.checkpoints / "g0001-s00000050"
+    (lost / "MANIFEST.json").unlink()
+    write_segment(
+        run, Segment(2, 1, 40, "g0001-s00000040", "", "automatic", 2, {}, rejected=tuple(choose(run, chain_of(run)).rejected))
+    )
+    save(run, 2, 60)
+    apply_retention(run, chain_of(run), Retention(keep_last=1))
+    assert (lost / DATA).exists()
+
+
 def test_C4_neither_mtime_nor_clock_decides(run):
     for step in (10, 20, 30, 40, 50):
         os.utime(run.checkpoints / f"g0001-s{step:08d}", (2e9 - step, 2e9 - step))
@@ -76,7 +127,7 @@ def test_C4_neither_mtime_nor_clock_decides(run):
 
 def test_C4_the_newest_is_read_back_from_storage(run, monkeypatch):
     seen = []
-    monkeypatch.setattr(retention, "verify", lambda directory: (seen.append(directory.name), verify(directory))[1])
+    monkeypatch.setattr(admissible, "verify", lambda directory: (seen.append(directory.name), verify(directory))[1])
     dropped = []
     monkeypatch.setattr(os, "posix_fadvise", lambda fd, at, size, advice: dropped.append(advice))
     apply_retention(run, chain_of(run), Retention(keep_last=4))
@@ -87,17 +138,20 @@ def test_C4_the_newest_is_read_back_from_storage(run, monkeypatch):
     assert seen == [], "nothing to delete: nothing to read"
 
 
-def test_leftovers_of_older_segments_go_once_a_newer_segment_has_saved(run):
+def test_C5_only_what_was_never_committed_is_a_leftover_once_a_newer_segment_has_saved(run):
+    """Late commits stay visible, and so do permanent and other committed ones that a roll-back went back behind."""
     (run.checkpoints / "g0001-s00000060").mkdir()  # killed in a save
-    add_segment(run, 2, parent=1, restored=50, checkpoint="g0001-s00000050")
-    save(run, 1, 70)  # late, inadmissible
+    add_segment(run, 2, parent=1, restored=30, checkpoint="g0001-s00000030")
+    late = save(run, 1, 70)
     policy = Retention(keep_last=2)
     apply_retention(run, chain_of(run), policy)
-    assert {"g0001-s00000060", "g0001-s00000070"} <= {path.name for path in run.checkpoints.iterdir()}
+    assert {"g0001-s00000060", late} <= {path.name for path in run.checkpoints.iterdir()}
     (run.checkpoints / "g0002-s00000055").mkdir()  # a save of the current segment, perhaps still being written
     save(run, 2, 60)
     apply_retention(run, chain_of(run), policy)
-    assert [info.name for info in list_checkpoints(run)] == ["g0001-s00000050", "g0002-s00000055", "g0002-s00000060"]
+    left = [info.name for info in list_checkpoints(run, chain_of(run))]
+    rolled_back = ["g0001-s00000040", "g0001-s00000050"]
+    assert left == ["g0001-s00000030", *rolled_back, late, "g0002-s00000055", "g0002-s00000060"]
 
 
 def test_a_replaced_trainer_deletes_nothing(run):
@@ -207,7 +261,7 @@ class History:
 
     def damage(self, which):
         """Damage one, but leave a usable one: 'all damaged' has its own test."""
-        usable = [i.name for i in list_checkpoints(self.run) if i.admissible and i.name in self.whole]
+        usable = [i.name for i in list_checkpoints(self.run, chain_of(self.run)) if i.admissible and i.name in self.whole]
         if len(usable) > 1:
             name = usable[which % len(usable)]
             damage(self.run, name)
@@ -215,7 +269,7 @@ class History:
 
     def segment(self, back):
         """Restart, or roll back by some generations."""
-        usable = [i for i in list_checkpoints(self.run) if i.admissible and i.name in self.whole]
+        usable = [i for i in list_checkpoints(self.run, chain_of(self.run)) if i.admissible and i.name in self.whole]
         if usable:
             target = usable[max(0, len(usable) - 1 - back)]
             add_segment(self.run, self.segment_id() + 1, self.segment_id(), target.step, target.name)
@@ -229,18 +283,22 @@ class History:
 
     def retain(self, keep_last):
         chain, policy = chain_of(self.run), Retention(keep_last=keep_last, permanent_every=7)
-        before = {i.name: i for i in list_checkpoints(self.run)}
+        before = {i.name: i for i in list_checkpoints(self.run, chain_of(self.run))}
         expected = choose(self.run, chain)
+        evidence = {entry["checkpoint"] for entry in refusals(self.run)}
         gone = apply_retention(self.run, chain, policy)
+        evidence |= {entry["checkpoint"] for entry in refusals(self.run)}
         assert choose(self.run, chain) == expected, "retention changed what the run would go on from"
-        assert set(before) - {i.name for i in list_checkpoints(self.run)} == set(gone)
-        self.check(before, gone, expected, policy)
+        assert set(before) - {i.name for i in list_checkpoints(self.run, chain_of(self.run))} == set(gone)
+        self.check(before, gone, expected, policy, evidence)
         self.whole -= set(gone)
 
-    def check(self, before, gone, expected, policy):
+    def check(self, before, gone, expected, policy, evidence):
         history = [i.name for i in before.values() if i.admissible and i.committed]
         for name in gone:
             info = before[name]
+            assert not (info.committed and not info.admissible), "late or rolled back: evidence"
+            assert name not in evidence, "refused before: evidence"
             assert not (info.admissible and info.committed and policy.is_permanent(info.step))
             if name in history:
                 newer = history[history.index(name) + 1 :]
@@ -259,3 +317,42 @@ def test_C4_property_random_histories(tmp_path, monkeypatch, operations):
     for what, number in [*operations, ("retain", 1)]:
         history.play(what, number)
     shutil.rmtree(root)
+
+
+def test_a_link_is_never_deleted_nor_followed(run, tmp_path):
+    elsewhere = tmp_path / "elsewhere"
+    (run.checkpoints / "g0001-s00000010").rename(elsewhere)
+    (run.checkpoints / "g0001-s00000010").symlink_to(elsewhere)
+    before = sorted(path.name for path in elsewhere.iterdir())
+    assert apply_retention(run, chain_of(run), Retention(keep_last=2)) == ["g0001-s00000020", "g0001-s00000030"]
+    assert sorted(path.name for path in elsewhere.iterdir()) == before
+    assert (run.checkpoints / "g0001-s00000010").is_symlink()
+    assert apply_retention(run, chain_of(run), Retention(keep_last=2)) == []
+
+
+def test_a_link_inside_a_checkpoint_goes_without_what_it_points_to(run, tmp_path):
+    (tmp_path / "kept").mkdir()
+    (tmp_path / "kept" / "file").touch()
+    (run.checkpoints / "g0001-s00000010" / "link").symlink_to(tmp_path / "kept")
+    assert "g0001-s00000010" in apply_retention(run, chain_of(run), Retention(keep_last=2))
+    assert (tmp_path / "kept" / "file").exists()
+    assert not (run.checkpoints / "g0001-s00000010").exists()
+
+
+def test_a_deletion_that_is_cut_again_and_again_is_recorded_once(run, monkeypatch):
+    def cut(path):
+        raise PermissionError(13, "Permission denied")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(retention.shutil, "rmtree", cut)
+        for _ in range(3):
+            with pytest.raises(EnvironmentFault):
+                apply_retention(run, chain_of(run), Retention(keep_last=4))
+    assert apply_retention(run, chain_of(run), Retention(keep_last=4)) == ["g0001-s00000010"]
+    assert [r["checkpoint"] for r in read_records(run.checkpoints / "deleted.jsonl").records] == ["g0001-s00000010"]
+
+
+def test_a_checkpoint_of_another_run_is_no_reason_to_delete_ones_own(run):
+    save(run, 1, 60, says={"run_id": "another"})
+    apply_retention(run, chain_of(run), Retention(keep_last=1))
+    assert kept_steps(run) == [50, 60]

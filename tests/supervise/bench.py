@@ -7,8 +7,11 @@ from pathlib import Path
 
 from headway.base.errors import RunError
 from headway.base.files import write_json
+from headway.monitor.ledger import Ledger, build_ledger
+from headway.rundir.events import read_events
 from headway.rundir.layout import RunDirectory
-from headway.rundir.segments import Segment, is_admissible
+from headway.rundir.metrics import read_all_steps
+from headway.rundir.segments import Segment, current_chain, is_admissible, read_segments
 from headway.store.admissible import Choice
 from headway.store.names import parse_name
 from headway.supervise.launcher import ProcessLauncher
@@ -38,6 +41,11 @@ def standin_launcher() -> ProcessLauncher:
 
 def plan(run: RunDirectory, **fields: object) -> None:
     write_json(run.root / "standin.json", {"steps": 20, **fields})
+
+
+def read_ledger(run: RunDirectory) -> Ledger:
+    """The ledger of a run directory; it checks itself."""
+    return build_ledger(read_events(run), read_all_steps(run), current_chain(read_segments(run)))
 
 
 def quick(**changes: float) -> SuperviseOptions:

@@ -77,3 +77,21 @@ def test_rows_of_earlier_owners_are_learned_from():
     watch.begin(0)
     watch.progress(row("step"), 0)
     assert watch.limit_seconds == 35.0, "a long restore is no measure for a step"
+
+
+def test_D12_stall_is_no_progress_but_a_cause_that_may_pass():
+    watch = ready(patience())
+    for second in range(10, 1000, 10):
+        watch.progress({"kind": "stall", "split": {"data_stall": 10 * S}}, second * S)
+        assert not watch.is_over(second * S)
+    assert watch.last_row_ns == 990 * S
+    assert watch.is_over(1001 * S), "a reader that never returns is a hang all the same"
+    watch.progress(row("step"), 995 * S)
+    assert watch.limit_seconds == 10.0, "and its length is no measure for a step"
+
+
+def test_F5_grace_is_twice_the_longest_step_and_save():
+    watch = patience()
+    assert watch.grace_seconds(30.0) == 30.0
+    watch.learn([row("step", 20.0), row("step", 7.0), row("save", 5.0), row("evaluation", 500.0)])
+    assert watch.grace_seconds(30.0) == 50.0

@@ -8,13 +8,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import pytest
-from bench import plan, quick, standin_launcher
+from bench import plan, quick, read_ledger, standin_launcher
 
 from headway.base.clocks import FakeClock
 from headway.base.errors import ConfigError, EnvironmentFault, RunError
 from headway.base.files import write_json
-from headway.monitor.summary import read_ledger
-from headway.rundir.events import read_events
+from headway.rundir.events import EventLog, read_events
 from headway.rundir.lease import Lease
 from headway.rundir.metrics import StepLog
 from headway.rundir.segments import read_segments
@@ -34,6 +33,7 @@ class ScriptedTrainer:
     clock: FakeClock
     script: Iterator[object]
     step: int = 0
+    step_seconds: float = STEP_SECONDS
     pid: int = 1
     start_ticks: int | None = 1
     calls: list[str] = field(default_factory=list)
@@ -50,11 +50,14 @@ class ScriptedTrainer:
 
     def write(self, kind: str) -> None:
         if kind == "step":
-            self.clock.advance(STEP_SECONDS)
+            self.clock.advance(self.step_seconds)
             self.step += 1
             self.log.write("step", step=self.step, stage="main", tokens=self.step * 64, targets=64, loss=2.0, grad_norm=1.0)
-        elif kind == "end":
-            self.log.write("end", step=self.step, state="complete")
+        elif kind == "nonsense":  # whole lines that are no row
+            for value in (5, {"kind": "step"}, {"kind": "end"}):
+                self.log._writer.append(value)
+        elif kind in ("end", "stopped"):
+            self.log.write("end", step=self.step, state="complete" if kind == "end" else "stopped")
         else:
             self.log.write(kind, step=self.step, checkpoint="c", loss={})
 
@@ -75,19 +78,22 @@ class Stage:
 
     clock: FakeClock
     scripts: list[list[object]]
+    step_seconds: float = STEP_SECONDS
     trainers: list[ScriptedTrainer] = field(default_factory=list)
 
     def launch(self, run, segment: int) -> ScriptedTrainer:
         log = StepLog(run, segment, self.clock)
         log.write("start", pid=1)
         restored = read_segments(run)[-1].restored_step
-        self.trainers.append(ScriptedTrainer(log, self.clock, iter(self.scripts[len(self.trainers)]), restored))
+        self.trainers.append(
+            ScriptedTrainer(log, self.clock, iter(self.scripts[len(self.trainers)]), restored, self.step_seconds)
+        )
         return self.trainers[-1]
 
 
-def perform(run, scripts: list[list[object]], on_record=None, **options):
+def perform(run, scripts: list[list[object]], on_record=None, step_seconds: float = STEP_SECONDS, **options):
     clock = FakeClock()
-    stage = Stage(clock, scripts)
+    stage = Stage(clock, scripts, step_seconds)
     values = {
         "ttl_seconds": 1000.0,
         "poll_seconds": 0.5,
@@ -151,6 +157,23 @@ def test_F4_counts_committed_progress_as_a_fresh_choice_proves_it(run, choices):
     assert rejected == ["g0001-s00000040", "g0002-s00000040", "g0003-s00000040"], "each is said once"
 
 
+def test_F4_storage_that_keeps_damaging_the_newest_does_not_go_on_for_ever(run, choices):
+    """12, 13, 12, 13, ...: each 13 is new to the last choice, none is new to the run."""
+    write_first_segment(run)
+    choices[:] = [at(1, step) for step in [12, 13] * 20]
+    outcome, _ = perform(run, [["step", "save", -9]] * 40)
+    assert (outcome.state, outcome.exit_code) == ("failed", 4)
+    assert outcome.attempts == 6, "three times 13 was lost; the first 13 was progress, the others only won back"
+
+
+def test_F4_lost_ground_may_be_won_back_in_many_attempts(run, choices):
+    """The newest was damaged and the next good one is far back: crashes on the way are no loop as long as they commit."""
+    write_first_segment(run)
+    choices[:] = [at(1, step) for step in (100, 50, 60, 70, 80, 90, 100, 110, 110, 110)]
+    outcome, _ = perform(run, [["step", -9]] * 9 + [["end", 0]])
+    assert (outcome.state, outcome.attempts) == ("complete", 10), "110 cleared the run: two fruitless attempts are allowed again"
+
+
 def write_first_segment(run) -> None:
     from headway.rundir.segments import Segment, write_segment
 
@@ -171,6 +194,42 @@ def test_parent_is_the_segment_whose_state_goes_on(run, choices):
     ]
     assert read_segments(run)[3].rejected == ({"checkpoint": "g0001-s00000040", "reason": "gone"},)
     assert all(s.skips == ({"stage": 0, "first": 5, "count": 8},) for s in read_segments(run)), "skips in force travel along"
+
+
+def test_C5_id_of_a_segment_that_is_lost_is_not_given_again(run, choices):
+    """Its checkpoints are still there, and would be admissible as those of the new segment."""
+    (run.checkpoints / "g0003-s00000040").mkdir()
+    perform(run, [["step", "end", 0]])
+    assert [segment.id for segment in read_segments(run)] == [4]
+
+
+def test_F5_grace_time_is_learned_from_steps_and_saves(run, choices):
+    """A trainer that needs a long step and a long save to end is not killed at the end of a short grace time."""
+
+    def at_two(record: dict) -> None:
+        if record["kind"] == "step" and record["step"] == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    slow = ["step", "save", "step", *["silence"] * 10, "step", "save", "stopped", 0]
+    outcome, stage = perform(run, [slow], on_record=at_two, grace_seconds=1.0, step_seconds=10.0)
+    assert (outcome.state, stage.trainers[0].calls) == ("stopped", ["terminate", "close"])
+
+
+def test_F6_trainer_of_a_dead_owner_gets_the_learned_time_too(run, choices):
+    """It runs on another host, with steps of 10 s and saves of 5 s: it may need that long to end."""
+    elsewhere = FakeClock(boot_id="boot-b")
+    write_first_segment(run)
+    events = EventLog(run, 1, elsewhere)
+    events.append("launch", segment=1, pid=1, start_ticks=1, host="beta")
+    events.close()
+    log = StepLog(run, 1, elsewhere)
+    log.write("start", pid=1)
+    for kind, seconds in (("step", 10.0), ("save", 5.0)):
+        elsewhere.advance(seconds)
+        log.write(kind, step=1, tokens=64, targets=64, loss=2.0, grad_norm=1.0, checkpoint="c")
+    perform(run, [["step", "end", 0]], orphan_seconds=1.0)
+    exits = [event["reason"] for event in read_events(run) if event["kind"] == "exit"]
+    assert exits[0].endswith("silent for 30 s")
 
 
 def test_nothing_usable_is_a_clear_error_and_never_a_fresh_start(run, choices):
@@ -203,7 +262,8 @@ def test_lease_lost_ends_the_trainer_and_leaves_the_run_to_its_new_owner(run, ch
     outcome = supervise(run, options=options, launcher=stage, clock=clock, on_record=taken_over)
     assert (outcome.state, outcome.exit_code) == ("lost", 3)
     assert stage.trainers[0].calls == ["terminate", "kill", "close"]
-    assert [event["kind"] for event in read_events(run)] == ["open", "launch", "exit"], "no finish"
+    assert [event["kind"] for event in read_events(run)] == ["open", "launch", "exit", "note"], "no finish"
+    assert read_events(run)[-1]["state"] == "lost"
 
 
 def test_second_signal_does_not_wait_for_the_save(run, choices):
@@ -279,3 +339,8 @@ def test_options_of_a_deployment():
         9.0,
     )
     assert SuperviseOptions.of({}) == SuperviseOptions()
+
+
+def test_lines_that_are_no_row_do_not_end_the_supervisor(run, choices):
+    outcome, stage = perform(run, [["step", "nonsense", "step", "end", 0]])
+    assert (outcome.state, len(stage.trainers)) == ("complete", 1)

@@ -11,9 +11,9 @@ import time
 from pathlib import Path
 
 import pytest
-from bench import plan, quick, standin_launcher
+from bench import plan, quick, read_ledger, standin_launcher
 
-from headway.monitor.summary import read_ledger, summarise
+from headway.monitor.summary import summarise
 from headway.rundir.events import read_events
 from headway.rundir.metrics import read_chain_rows, read_steps
 from headway.rundir.processes import is_alive, process_stat
@@ -105,11 +105,24 @@ def test_F4_crashes_with_committed_progress_between_them_go_on(run):
     assert (outcome.state, outcome.attempts) == ("complete", 4)
 
 
-@pytest.mark.parametrize("code", [2, 3])
-def test_configuration_and_environment_are_not_retried(run, code):
-    plan(run, faults={"*": {"at": 3, "how": f"exit{code}"}})
+def test_configuration_is_not_retried(run):
+    plan(run, faults={"*": {"at": 3, "how": "exit2"}})
     outcome = go(run)
-    assert (outcome.state, outcome.exit_code, outcome.attempts) == ("failed", code, 1)
+    assert (outcome.state, outcome.exit_code, outcome.attempts) == ("failed", 2, 1)
+    assert "broken on purpose" in outcome.reason
+
+
+def test_C7_fault_of_the_environment_that_passes_does_not_end_the_run(run):
+    plan(run, faults={"1": {"at": 13, "how": "exit3"}, "2": {"at": 0, "how": "exit3"}})
+    outcome = go(run)
+    assert (outcome.state, outcome.attempts) == ("complete", 3)
+    assert read_segments(run)[2].restored_step == 10
+
+
+def test_C7_fault_of_the_environment_that_stays_ends_it_with_its_own_exit_code(run):
+    plan(run, faults={"*": {"at": 3, "how": "exit3"}})
+    outcome = go(run)
+    assert (outcome.state, outcome.exit_code, outcome.attempts) == ("failed", 3, 3)
     assert "broken on purpose" in outcome.reason
 
 

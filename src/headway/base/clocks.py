@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 
 @dataclass(frozen=True)
@@ -23,6 +23,12 @@ class Stamp:
     @staticmethod
     def from_json(value: dict) -> Stamp:
         return Stamp(boot_ns=value["boot_ns"], boot_id=value["boot_id"], real_ns=value["real_ns"])
+
+
+def is_stamp(value: Any) -> bool:
+    """Whether ``value`` is a stamp as records hold it."""
+    kinds = {"boot_ns": int, "boot_id": str, "real_ns": int}
+    return isinstance(value, dict) and all(type(value.get(name)) is kind for name, kind in kinds.items())
 
 
 class Clock(Protocol):

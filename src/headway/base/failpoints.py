@@ -34,7 +34,9 @@ SAVE_POINTS = (
 STEP_POINTS = ("step.begin", "step.gradients", "step.updated", "step.recorded")
 """Every stage of a step, in order."""
 
-ALL = SAVE_POINTS + STEP_POINTS
+EVALUATION_POINTS = ("evaluation.begin",)
+
+ALL = SAVE_POINTS + STEP_POINTS + EVALUATION_POINTS
 ACTIONS = ("kill", "disk_full", "io_error", "raise", "hang", "terminate")
 
 
@@ -61,7 +63,8 @@ def drill_file(run_directory: Path) -> Path:
 def is_drill(run_directory: Path) -> bool:
     """Whether this run was created as a drill."""
     run_file = run_directory / "run.json"
-    return run_file.exists() and read_json(run_file, "run description").get("drill") is True
+    description = read_json(run_file, "run description") if run_file.exists() else None
+    return isinstance(description, dict) and description.get("drill") is True
 
 
 def parse_faults(entries: list[dict]) -> list[Fault]:

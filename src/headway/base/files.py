@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import secrets
@@ -79,14 +80,18 @@ def read_json(path: Path, what: str = "file") -> Any:
         raise from_os_error(error, path, f"cannot read {what}") from error
     try:
         return json.loads(data)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise RunError(f"{what} is damaged: {error}", f"path: {path}", "restore the file or start from an older one") from error
 
 
 def make_directory(path: Path, what: str = "directory") -> Path:
-    """``mkdir -p`` with a clear error."""
+    """``mkdir -p`` with a clear error, durable: what is synced inside a directory is lost with the directory's own entry."""
     try:
+        new = [level for level in path.parents if not level.exists()]
         path.mkdir(parents=True, exist_ok=True)
+        for level in (*reversed(new), path):  # ``path`` also when it was there: its maker may have died before syncing it
+            with contextlib.suppress(PermissionError):  # a parent that may be entered but not opened (0711), as /home often is
+                fsync_directory(level.parent)
     except OSError as error:
         raise from_os_error(error, path, f"cannot create {what}") from error
     return path

@@ -19,7 +19,7 @@ from typing import Any
 
 from headway.base.digests import canonical_json
 from headway.base.errors import from_os_error
-from headway.base.files import write_all
+from headway.base.files import fsync_directory, write_all
 
 
 def encode_record(value: Any) -> bytes:
@@ -27,29 +27,36 @@ def encode_record(value: Any) -> bytes:
     return b"%08x %08x %s\n" % (len(body), zlib.crc32(body), body)
 
 
-def decode_record(line: bytes) -> Any | None:
-    """The value, or None for a line that is torn or altered. ``line`` without its newline."""
+def decode_record(line: bytes) -> dict[str, Any] | None:
+    """The record, or None for a line that is torn, altered, or no JSON object. ``line`` without its newline."""
     if len(line) < 18 or line[8:9] != b" " or line[17:18] != b" ":
         return None
     body = line[18:]
     try:
         if int(line[:8], 16) != len(body) or int(line[9:17], 16) != zlib.crc32(body):
             return None
-        return json.loads(body)
-    except ValueError:
+        value = json.loads(body)
+    except (ValueError, RecursionError):
         return None
+    return value if isinstance(value, dict) else None
 
 
 class RecordWriter:
-    """Appends records to one file. ``durable=True`` fsyncs each (events); steps do without."""
+    """Appends records to one file. ``durable=True`` fsyncs each, and the file's own name (events); steps do without.
 
-    def __init__(self, path: Path, durable: bool = False):
+    ``fresh=True`` refuses a file that exists: whoever made it, it has its one writer.
+    """
+
+    def __init__(self, path: Path, durable: bool = False, fresh: bool = False):
         self.path, self.durable = path, durable
         try:
-            self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+            flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | (os.O_EXCL if fresh else 0)
+            self._fd = os.open(path, flags, 0o644)
             size = os.fstat(self._fd).st_size
             if size and os.pread(self._fd, 1, size - 1) != b"\n":
                 write_all(self._fd, b"\n")  # a torn tail of an earlier writer: leave it, start on a fresh line
+            if durable:
+                fsync_directory(path.parent)
         except OSError as error:
             raise from_os_error(error, path, "cannot open record file") from error
 
@@ -71,7 +78,7 @@ class RecordWriter:
 class RecordFile:
     """All whole records of a file, and how many lines were torn or altered."""
 
-    records: list[Any]
+    records: list[dict[str, Any]]
     damaged_lines: int
 
 
@@ -94,7 +101,7 @@ class RecordTail:
     def __init__(self, path: Path):
         self.path, self._offset = path, 0
 
-    def poll(self) -> Iterator[Any]:
+    def poll(self) -> Iterator[dict[str, Any]]:
         try:
             with open(self.path, "rb") as file:
                 file.seek(self._offset)

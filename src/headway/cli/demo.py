@@ -15,10 +15,11 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from headway.base.errors import EXIT_OK, ConfigError, RunError
+from headway.base.errors import EXIT_OK, ConfigError
 
 PRESET = "demo"
-EARLIEST, LATEST = 0.35, 0.75  # share of the run in which the kill may fall
+EARLIEST, LATEST = 0.35, 0.75  # share of the run in which a kill that is drawn falls
+LEAST_AGAIN = 2  # steps that a kill that is drawn leaves to be done again
 INTERRUPTED = 130
 
 
@@ -30,14 +31,21 @@ def demo(
     twin: Annotated[
         bool, Parameter(negative="", help="Also train the run once without a kill, and compare the final states.")
     ] = False,
-    kill_at: Annotated[int | None, Parameter(metavar="STEP", help="The step to be killed in. Default: drawn at random.")] = None,
+    kill_at: Annotated[
+        int | None,
+        Parameter(
+            metavar="STEP",
+            help="The step to be killed in: after the first checkpoint, and not the one right after a checkpoint, since then "
+            "no step is done again and nothing can be compared. Default: drawn at random.",
+        ),
+    ] = None,
     json: Annotated[
         bool, Parameter(name="--json", negative="", help="Print the result as JSON; the course of things goes to stderr.")
     ] = False,
 ) -> int:
     """Plan, train, kill, resume and report a small real run.
 
-    Trains a small language model on the Python standard library of this machine, in about four minutes on two cores. It
+    Trains a small language model on the Python standard library of this machine, in about three minutes on two cores. It
     needs no network and no GPU. In the middle the trainer is killed with SIGKILL; its supervisor restarts it from the last
     committed checkpoint, and the end state is exactly that of a run that was never killed. The exit code is 0 only if that
     is proven.
@@ -76,10 +84,11 @@ class _Demo:
         from headway.cli.describe import describe
 
         begin = SystemClock().stamp().boot_ns
-        description = describe(PRESET, None, Path(PRESET))
+        description = describe(PRESET, None, None)
+        kill_step = choose_kill(description, self.kill_at)
         calibration = self.show_plan(description)
         manifest = self.build_data(description)
-        run = self.create_run(description, manifest, calibration)
+        run = self.create_run(description, manifest, calibration, kill_step)
         if self.train(run, "3. Training, with a kill in the middle") != "complete":
             return INTERRUPTED, {"kind": "demo", "schema_version": 1, "run": str(run.root), "state": "stopped"}
         twin = self.train_twin(description, manifest) if self.twin else None
@@ -117,17 +126,10 @@ class _Demo:
         show(manifest, self.root / "data")
         return manifest
 
-    def create_run(self, description: Any, manifest: Any, calibration: dict[str, Any]) -> Any:
+    def create_run(self, description: Any, manifest: Any, calibration: dict[str, Any], kill_step: int) -> Any:
         from headway.cli.run import create
-        from headway.data.freeze import freeze
-        from headway.recipe.schedules import Schedule
 
-        total = Schedule(freeze(description.loaded, manifest)).total_steps
-        every = description.deployment.checkpoints.every_steps
-        step = self.kill_at or draw_kill(random.SystemRandom(), total, every)
-        if not 1 <= step <= total:
-            raise ConfigError(f"--kill-at {step}", f"the run has the steps 1 to {total}", f"--kill-at {total // 2}")
-        fault = {"point": "step.gradients", "action": "kill", "step": step}
+        fault = {"point": "step.gradients", "action": "kill", "step": kill_step}
         run, data = self.root / "run", self.root / "data"
         return create(description, data, manifest, root=run, faults=[fault], calibration=calibration)
 
@@ -152,18 +154,14 @@ class _Demo:
 
     def show_proof(self, run: Any, twin: Any) -> dict[str, Any]:
         from headway.cli.output import heading, say
-        from headway.cli.proof import proof_lines, prove
+        from headway.cli.proof import failure, proof_lines, prove
 
         heading("4. The proof")
         proof = prove(run, twin)
         for line in proof_lines(proof):
             say(line)
         if not proof["holds"]:
-            raise RunError(
-                "the resumed run is not the run that was killed",
-                "every step that is done again leaves the same weights and moments, to the bit",
-                f"see the report and the records under {run.root}",
-            )
+            raise failure(proof, run.root)
         return proof
 
     def show_samples(self, run: Any) -> None:
@@ -213,12 +211,55 @@ class _Demo:
         return result | {"first_loss": first, "last_loss": summary.loss, "held_out": summary.held_out, "report": paths}
 
 
+def choose_kill(description: Any, asked: int | None) -> int:
+    """The step to be killed in, as asked or drawn. Refused before anything starts: one that leaves nothing to compare."""
+    from headway.recipe.resolve import resolve
+    from headway.recipe.schedules import Schedule
+
+    total = Schedule(resolve(description.loaded, None)).total_steps
+    every = description.deployment.checkpoints.every_steps
+    if asked is None:
+        return draw_kill(random.SystemRandom(), total, every)
+    if not 1 <= asked <= total or done_again(asked, every) < 1:
+        raise refused_kill(asked, total, every)
+    return asked
+
+
+def done_again(kill_step: int, checkpoint_every_steps: int) -> int:
+    """How many steps are done twice after a kill in ``kill_step``; 0 also where no checkpoint stands yet to go on from."""
+    done = kill_step - 1
+    return done % checkpoint_every_steps if done >= checkpoint_every_steps else 0
+
+
 def draw_kill(randomness: random.Random, total_steps: int, checkpoint_every_steps: int) -> int:
-    """A step in the middle of the run, and not right after a checkpoint, so that some steps must be done again."""
-    first, last = max(1, round(total_steps * EARLIEST)), max(1, round(total_steps * LATEST))
-    least = max(1, checkpoint_every_steps // 4)
-    steps = [step for step in range(first, last + 1) if (step - 1) % checkpoint_every_steps >= least]
-    return randomness.choice(steps or [first])
+    """A step in the middle of the run, well after a checkpoint; where there is none, any that leaves enough to do again."""
+    every = checkpoint_every_steps
+    useful = [step for step in range(1, total_steps + 1) if done_again(step, every) >= LEAST_AGAIN]
+    first, last = round(total_steps * EARLIEST), round(total_steps * LATEST)
+    best = [step for step in useful if first <= step <= last and done_again(step, every) >= every // 4]
+    if not useful:
+        raise ConfigError(
+            f"a run of {total_steps} steps with a checkpoint every {every} has no step to be killed in",
+            f"a kill must fall after the first checkpoint and leave {LEAST_AGAIN} steps to be done again",
+            "a longer run, or checkpoints less often",
+        )
+    return randomness.choice(best or useful)
+
+
+def refused_kill(asked: int, total_steps: int, every: int) -> ConfigError:
+    """Why not that step, and the nearest one that will do."""
+    done = asked - 1
+    if not 1 <= asked <= total_steps:
+        seen = f"--kill-at {asked}: the run has the steps 1 to {total_steps}"
+    elif done < every:
+        seen = f"--kill-at {asked}: no checkpoint stands yet, the first is saved after step {every}"
+    else:
+        seen = f"--kill-at {asked}: step {done} has just been saved, so no step would be done again"
+    rule = f"only what is done twice can be compared: kill after the first checkpoint, not right after one (every {every} steps)"
+    possible = [step for step in range(1, total_steps + 1) if done_again(step, every) >= 1]
+    nearest = min(possible, key=lambda step: abs(step - asked), default=None)
+    drawn = "leave it out: then a step is drawn"
+    return ConfigError(seen, rule, drawn if nearest is None else f"--kill-at {nearest}, or {drawn}")
 
 
 def planned_faults(run: Any) -> list[dict[str, Any]]:

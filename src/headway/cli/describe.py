@@ -30,12 +30,27 @@ def split_overrides(overrides: Sequence[str]) -> tuple[list[str], list[str]]:
     return [text for text in overrides if not text.startswith(DEPLOYMENT_PREFIX)], deployment
 
 
-def describe(recipe: str, overrides: Sequence[str] | None, deployment: Path | None) -> Description:
-    """Load both; every problem of a file is reported at once."""
+def describe(recipe: str, overrides: Sequence[str] | None, deployment: Path | None, *, runnable: bool = True) -> Description:
+    """Load both; every problem of a file is reported at once. A preset goes with its own deployment, unless another is named.
+
+    ``runnable=False`` admits deployments that this version can plan but not carry out.
+    """
     from headway.recipe.load import load_deployment, load_recipe
+    from headway.recipe.placement import check_stages
 
     for_recipe, for_deployment = split_overrides(overrides or ())
-    return Description(load_recipe(recipe, for_recipe), load_deployment(deployment, for_deployment))
+    loaded = load_recipe(recipe, for_recipe)
+    found = Description(loaded, load_deployment(deployment or own_deployment(recipe), for_deployment, runnable=runnable))
+    check_stages(found.deployment, [stage.name for stage in loaded.recipe.stages])
+    return found
+
+
+def own_deployment(recipe: str) -> Path | None:
+    """The deployment that is shipped under the preset's name; None for a recipe file, or where there is none."""
+    from headway.recipe.load import preset_directory, preset_names
+
+    shipped = recipe in preset_names() and (preset_directory() / f"{recipe}.deployment.toml").is_file()
+    return Path(recipe) if shipped else None
 
 
 def default_data(description: Description) -> Path:

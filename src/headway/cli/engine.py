@@ -13,6 +13,8 @@ from typing import Any
 from headway.base.errors import EXIT_CONFIG, EXIT_ENVIRONMENT, ConfigError, EnvironmentFault, HeadwayError, Problem, RunError
 
 Error = type[HeadwayError]
+TAIL_LINES = 15
+SEE_MORE = "run it again with HEADWAY_DEBUG=1, which shows all that the engine prints, and report that"
 _BY_EXIT_CODE: dict[int, Error] = {EXIT_CONFIG: ConfigError, EXIT_ENVIRONMENT: EnvironmentFault}
 
 
@@ -27,34 +29,41 @@ def require_engine() -> None:
 
 
 def ask_engine(verb: str, arguments: Sequence[str], send: Any = None) -> Any:
-    """Run one engine verb to its end and return the JSON value that it prints.
+    """Run one engine verb to its end and return the JSON value that it prints on stdout.
 
-    ``send`` goes to its stdin as JSON. Its stderr passes through to ours, except when it ends with an error object.
+    ``send`` goes to its stdin as JSON. Its stderr is kept back, and the end of it shown only where it fails without
+    saying why on stdout; with HEADWAY_DEBUG=1 all of it passes through.
     """
     require_engine()
     command = [sys.executable, "-m", "headway.engine", verb, *arguments]
     data = None if send is None else json.dumps(send)
-    done = subprocess.run(command, input=data, capture_output=True, text=True, env=os.environ.copy(), check=False)
+    stderr = None if os.environ.get("HEADWAY_DEBUG") == "1" else subprocess.PIPE
+    done = subprocess.run(command, input=data, stdout=subprocess.PIPE, stderr=stderr, text=True, check=False)
     if done.returncode != 0:
-        raise engine_error(verb, done.returncode, done.stdout, done.stderr)
+        raise engine_error(verb, done.returncode, done.stdout, done.stderr or "")
     try:
         return json.loads(done.stdout)
     except ValueError as error:
         seen = f"the engine's answer to {verb} is not JSON: {done.stdout[:200]!r}"
-        raise RunError(seen, "every engine verb prints one JSON value", "run it with HEADWAY_DEBUG=1") from error
+        raise RunError(seen, "every engine verb prints one JSON value", SEE_MORE) from error
 
 
 def engine_error(verb: str, code: int, stdout: str, stderr: str) -> HeadwayError:
-    """The engine's own error where it gave one as JSON; else the tail of what it printed."""
-    for text in (stdout, stderr.strip().rpartition("\n")[2]):
-        try:
-            value = json.loads(text)
-            problems = [
-                Problem(p["seen"], p.get("rule", ""), p.get("way_out", ""), p.get("where", "")) for p in value["problems"]
-            ]
-            return _BY_EXIT_CODE.get(code, RunError)(problems)
-        except (ValueError, KeyError, TypeError):
-            continue
-    tail = "\n".join(stderr.strip().splitlines()[-15:])
+    """The engine's own error where it gave one; else the tail of its stderr."""
+    kind = _BY_EXIT_CODE.get(code, RunError)
+    problems = said_problems(stdout)
+    if problems:
+        return kind(problems)
+    tail = "\n".join(stderr.strip().splitlines()[-TAIL_LINES:])
     ended = f"signal {-code}" if code < 0 else f"exit code {code}"
-    return _BY_EXIT_CODE.get(code, RunError)(f"the engine failed at {verb} ({ended})\n{tail}".rstrip())
+    seen = f"the engine failed at {verb} ({ended})\n{tail}".rstrip()
+    return kind(seen, "an engine that cannot go on says why; this one could not", SEE_MORE)
+
+
+def said_problems(stdout: str) -> list[Problem]:
+    """Of the object {label, problems, exit_code} on the last line of ``stdout``; empty where there is none."""
+    try:
+        value = json.loads(stdout.strip().rpartition("\n")[2])
+        return [Problem(p["seen"], p.get("rule", ""), p.get("way_out", ""), p.get("where", "")) for p in value["problems"]]
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return []

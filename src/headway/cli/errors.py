@@ -49,9 +49,12 @@ def usage_problem(error: BaseException) -> Problem:
     chain = " ".join(getattr(error, "command_chain", None) or ())
     try:
         seen = " ".join(str(error).split())
+        if type(error).__name__ == "UnusedCliTokensError":
+            unused = getattr(error, "unused_tokens", None) or ()
+            seen = f"Unexpected argument{'s' if len(unused) > 1 else ''}: {', '.join(map(str, unused))}."
     except Exception:  # the parser imports verbs to word its suggestion; a broken one must not hide the message
         seen = f"cannot read the command line ({type(error).__name__})"
-    return Problem(seen, "", f"see: headway {chain + ' ' if chain else ''}--help")
+    return Problem(seen, "", f"headway {chain + ' ' if chain else ''}--help shows what is possible")
 
 
 def internal_problem(error: BaseException) -> Problem:

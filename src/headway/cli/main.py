@@ -73,8 +73,6 @@ def invoke(arguments: Sequence[str]) -> int:
 
 def run_guarded(arguments: Sequence[str]) -> int:
     """Run one command line and return its exit code; every error is rendered, none shows a traceback."""
-    from headway.cli.errors import render
-
     try:
         return invoke(arguments)
     except BrokenPipeError:
@@ -83,6 +81,8 @@ def run_guarded(arguments: Sequence[str]) -> int:
     except (Exception, KeyboardInterrupt) as error:
         if os.environ.get("HEADWAY_DEBUG") == "1":
             raise
+        from headway.cli.errors import render
+
         return render(error, as_json="--json" in arguments)
 
 

@@ -20,7 +20,12 @@ Overrides = Annotated[
     ),
 ]
 DeploymentOption = Annotated[
-    Path | None, Parameter(metavar="FILE", help="A deployment file or preset: where and how the run is carried out.")
+    Path | None,
+    Parameter(
+        metavar="FILE",
+        help="A deployment file or preset: where and how the run is carried out. Default: that of the preset, if it has "
+        "one, else one process on this machine.",
+    ),
 ]
 DataOption = Annotated[
     Path | None, Parameter(metavar="DIR", help="The data directory. Default: data/NAME, with the recipe's name.")

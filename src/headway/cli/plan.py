@@ -35,7 +35,7 @@ def plan(
     from headway.cli.describe import describe, spec_of
     from headway.plan.plan import make_plan
 
-    description = describe(recipe, overrides, deployment)
+    description = describe(recipe, overrides, deployment, runnable=calibrate)
     spec = spec_of(description, data)
     calibration = measure(spec, description.deployment) if calibrate else None
     made = make_plan(spec, description.deployment, calibration)
@@ -80,5 +80,6 @@ def measure(spec: Any, deployment: Any) -> dict[str, Any]:
     with TemporaryDirectory() as directory:
         file = Path(directory) / "spec.json"
         write_json(file, spec.to_json())
-        threads = ["--threads", str(deployment.threads)] if deployment.threads else []
-        return ask_engine("calibrate", [str(file), "--micro-batch-tokens", str(deployment.micro_batch_tokens), *threads])
+        here = deployment.resolved()
+        options = ["--threads", str(here["threads"]), "--micro-batch-tokens", str(here["micro_batch"])]
+        return ask_engine("calibrate", [str(file), *options])

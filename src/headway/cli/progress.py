@@ -158,10 +158,10 @@ class Progress:
         return self._show_row()
 
     def _on_save(self, record: Record) -> list[str]:
-        blocked = format_seconds(record["blocking_ns"] / 1e9)
-        return [
-            f"- saved step {record['step']} ({record['checkpoint']}, {format_bytes(record['bytes'])}; training waited {blocked})"
-        ]
+        """Training waits for the commit, and then for the read-back that retention does before older ones go."""
+        text = f"- saved step {record['step']} ({record['checkpoint']}, {format_bytes(record['bytes'])}"
+        blocked_ns = sum(record.get(part) or 0 for part in ("blocking_ns", "retention_ns"))
+        return [f"{text}; training waited {format_seconds(blocked_ns / 1e9)})" if blocked_ns else f"{text})"]
 
     def _on_save_failed(self, record: Record) -> list[str]:
         return [f"- ALARM: saving step {record['step']} failed, training goes on: {record['error']}"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -82,7 +83,7 @@ def parse_fault(text: str) -> dict[str, Any]:
     from headway.base.failpoints import parse_faults
 
     parts = text.split(":")
-    if len(parts) not in (2, 3) or (len(parts) == 3 and not parts[2].isdigit()):
+    if len(parts) not in (2, 3) or (len(parts) == 3 and not re.fullmatch("[0-9]{1,15}", parts[2])):
         raise ConfigError(
             f"--drill {text} is not a fault",
             "a fault is POINT:ACTION or POINT:ACTION:STEP",
@@ -118,7 +119,7 @@ def create(
     spec = freeze(description.loaded, manifest)
     info = RunInfo(
         data=str(data.resolve()),
-        deployment=description.deployment.model_dump(mode="json"),
+        deployment=description.deployment.resolved(),
         recipe_path=description.loaded.path,
         overrides=tuple(description.loaded.overrides),
         versions=versions(),

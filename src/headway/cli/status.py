@@ -60,5 +60,6 @@ def time_lines(ledger: Any) -> Iterator[str]:
         return
     yield f"time        {format_seconds(ledger.total_ns / 1e9)}, of it:"
     for category, nanoseconds in ledger.categories.items():
-        yield f"            {nanoseconds / ledger.total_ns:6.1%}  {category.replace('_', ' ')}"
+        words = category.replace("_", " ")
+        yield f"            {nanoseconds / ledger.total_ns:6.1%}  {words:<18} {format_seconds(nanoseconds / 1e9):>14}"
     yield f"speed       {format_count(ledger.committed_tokens_per_second)} committed tokens per second, over all of that time"

@@ -173,6 +173,7 @@ class _Build:
 
     def _produce(self, inputs: str) -> DataManifest:
         splits = [self._split(number) for number in range(len(self.spools))]
+        self._refuse_few_documents(splits)
         tokenizer = self._train(splits)
         sources = tuple(self._write_source(number, split, tokenizer) for number, split in enumerate(splits))
         manifest = DataManifest(
@@ -203,12 +204,26 @@ class _Build:
     def _split(self, number: int) -> _Split:
         spool, name = self.spools[number], self.recipe.data.sources[number].name
         order = permute(np.arange(len(spool)), len(spool), derive_key("documents", self.seed, name))
-        position = unshuffled_at = 0
-        wanted = self.recipe.data.held_out * _CANDIDATE_BYTES_PER_TOKEN
-        while wanted and position < len(order) and unshuffled_at < min(wanted, spool.total_bytes // 2):
-            unshuffled_at += spool.size(int(order[position]))
+        position = candidate_bytes = 0
+        wanted_bytes = self.recipe.data.held_out * _CANDIDATE_BYTES_PER_TOKEN
+        while position < len(order) and candidate_bytes < min(wanted_bytes, spool.total_bytes // 2):
+            candidate_bytes += spool.size(int(order[position]))
             position += 1
         return _Split(order[:position], order[position:])
+
+    def _refuse_few_documents(self, splits: list[_Split]) -> None:
+        """Before the tokenizer: what was set apart from its training must not be all there is."""
+        if not self.recipe.data.held_out:
+            return
+        names = [source.name for source in self.recipe.data.sources]
+        few = [name for name, spool in zip(names, self.spools) if len(spool) < 2]
+        if few or not sum(len(split.training) for split in splits):
+            counts = ", ".join(f"{name} {len(spool):,}" for name, spool in zip(names, self.spools) if not few or name in few)
+            raise ConfigError(
+                f"too few documents for a held-out set, documents found: {counts}",
+                "whole documents are held out and the tokenizer is trained on the others: two or more a source, and some left",
+                "split the text into more documents (one a file, one a line), or lower data.held_out",
+            )
 
     def _train(self, splits: list[_Split]) -> Tokenizer:
         wanted = self.recipe.tokenizer

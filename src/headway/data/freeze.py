@@ -44,10 +44,35 @@ def data_facts(manifest: DataManifest) -> DataFacts:
 
 
 def freeze(recipe: Recipe | LoadedRecipe, manifest: DataManifest, *, parent: dict | None = None) -> Spec:
-    """The Spec of ``recipe`` on the data of ``manifest``. ConfigError: a cap exceeded, a sequence longer than a chunk."""
+    """The Spec of ``recipe`` on the data of ``manifest``.
+
+    ConfigError: a cap exceeded, a sequence longer than a chunk or than what a source holds out.
+    """
     spec = resolve(recipe, data_facts(manifest), parent=parent)
     check_caps(spec)
+    where = recipe.locate(("data", "held_out")) if isinstance(recipe, LoadedRecipe) else ""
+    check_held_out(spec, manifest, where)
     return spec
+
+
+def check_held_out(spec: Spec, manifest: DataManifest, where: str = "") -> None:
+    """Every source is evaluated at the sequence length of every stage: refuse what would fail there, all of it at once."""
+    problems = []
+    for stage in spec.stages:
+        needed = stage.sequence_length + 1
+        found = {s.name: s.held_out.tokens if s.held_out else 0 for s in manifest.sources}
+        short = {source.name: found[source.name] for source in spec.sources if found[source.name] < needed}
+        problems += [
+            Problem(
+                f"stage {stage.name}: source {name} has {tokens:,} held-out tokens, none of its evaluations has a whole window",
+                f"a window of {stage.sequence_length:,} tokens needs {needed:,}",
+                f"build the data again with data.held_out = {needed} or more, or shorten the sequence",
+                where,
+            )
+            for name, tokens in short.items()
+        ]
+    if problems:
+        raise ConfigError(problems)
 
 
 def check_caps(spec: Spec) -> None:

@@ -19,7 +19,7 @@ from pathlib import Path
 from headway.base.digests import digest_json
 from headway.base.errors import EnvironmentFault
 from headway.base.files import read_json, write_json
-from headway.recipe.spec import from_plain
+from headway.base.plain import from_plain
 
 MANIFEST_FILE = "manifest.json"
 BLOCK_BYTES = 2**20
@@ -133,11 +133,6 @@ class DataManifest:
 
     def source(self, name: str) -> SourceEntry:
         return next(source for source in self.sources if source.name == name)
-
-    def token_sets(self) -> list[tuple[str, TokenSet]]:
-        """Every set with a name for people."""
-        sets = [(source.name, source.training) for source in self.sources]
-        return sets + [(f"{s.name} (held out)", s.held_out) for s in self.sources if s.held_out is not None]
 
     def save(self, directory: Path) -> None:
         write_json(directory / MANIFEST_FILE, self.to_json())

@@ -88,7 +88,12 @@ class SourceShape:
         return (epoch + 1 + more) * self.slots + min(-(-index // windows.per_chunk), self.slots)
 
     def unread_windows(self, entry: Entry, sequence_length: int) -> int:
-        """Windows of the last touched slot that are left behind when the window length changes after ``entry``."""
+        """Windows of the last touched slot that are left behind when the window length changes after ``entry``.
+
+        A source that the stage does not use may have chunks shorter than the window: nothing begun, nothing left behind.
+        """
+        if entry.ordinals == 0:
+            return 0
         windows, slot = self.windows(sequence_length), entry.slot % self.slots
         rest = self._rest_of_epoch(slot, windows)
         if entry.ordinals < rest:
@@ -98,7 +103,7 @@ class SourceShape:
         place = min(index // windows.per_chunk, self.full_chunks)
         read = index - place * windows.per_chunk
         whole = windows.per_chunk if place < self.full_chunks else windows.tail
-        return whole - read if read and entry.ordinals else 0
+        return whole - read if read else 0
 
     def allowed_slots(self, cap_epochs: float) -> int:
         """floor(cap * slots), exact for the decimal that was written (2.3 * 100 is 230)."""

@@ -49,10 +49,6 @@ class _Shard:
         self._unverified = np.full(len(entry.blocks), verify)
         self._left = int(self._unverified.sum())
 
-    @property
-    def end_token(self) -> int:
-        return self.entry.first_token + self.entry.tokens
-
     def touch(self, first: int, last: int) -> None:
         """Verify the blocks that hold tokens [first, last) of this shard."""
         if not self._left:
@@ -168,7 +164,8 @@ class TokenReader:
         if manifest.digest() != spec.manifest_digest:
             raise EnvironmentFault(
                 f"{directory} holds other data than the run was frozen with",
-                f"manifest digest: found {manifest.digest()}, frozen {spec.manifest_digest}",
+                f"manifest digest: found {manifest.digest()}, frozen {spec.manifest_digest}; "
+                f"differs: {_differing(manifest, spec)}",
                 "point the run at its own data directory, or build the data again from the same documents",
             )
         return TokenReader(directory, manifest)
@@ -218,6 +215,14 @@ class TokenReader:
             yield WindowBatch(
                 batch.tokens_BT, batch.targets_BT, batch.document_BT, batch.position_BT, np.full_like(start, number)
             )
+
+
+def _differing(manifest: DataManifest, spec: Spec) -> str:
+    """The parts of the data that are not as frozen, by name."""
+    found, frozen = {s.name: s.digest for s in manifest.sources}, {s.name: s.digest for s in spec.sources}
+    parts = [f"source {name}" for name in sorted(found.keys() | frozen.keys()) if found.get(name) != frozen.get(name)]
+    parts += ["tokenizer"] if manifest.tokenizer.digest != spec.tokenizer.digest else []
+    return ", ".join(parts) or "order of sources or stored type"
 
 
 def _batch(sets: list[_Tokens], source_B: np.ndarray, start_B: np.ndarray, T: int) -> WindowBatch:

@@ -2,12 +2,13 @@
 
     python-stdlib   source files of the running Python's standard library (a real corpus on every machine)
     pydoc-topics    the prose of Python's help topics
-    text-tree       one document per file under ``path``
+    text-tree       one document per regular file under ``path``
     jsonl           one document per line, text in ``field``; .gz read as it is
 
 The order is the same on every machine: by relative path, then by line. A document that cannot be used is yielded with the
-reason instead of its text, so that nothing is left out without being counted. A source that cannot be read is one clear
-error.
+reason instead of its text, so that nothing is left out without being counted: undecodable text, and what is
+no regular file (a pipe, socket or device, which may never end). Text with lone surrogates is passed on and left out by the
+spool as undecodable. A source that cannot be read is one clear error.
 """
 
 from __future__ import annotations
@@ -19,17 +20,21 @@ import io
 import json
 import os
 import pkgutil
+import stat
 import sysconfig
 import tokenize
+import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 from headway.base.errors import ConfigError, EnvironmentFault, from_os_error
+from headway.recipe.plain_values import printable
 
-_NO_LIBRARY_TEXT = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__", "pydoc_data", "__phello__"}
-"""Tests, installed packages, and the help topics, which are a source of their own."""
+_NO_LIBRARY_TEXT = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__", "__phello__"}
+_NO_LIBRARY_TEXT |= {"pydoc_data", "encodings"}
+"""Tests, installed packages, the help topics (a source of their own), and the codecs (tables of characters, hardly code)."""
 
 
 class SourceRecipe(Protocol):
@@ -66,6 +71,14 @@ def _read(path: Path) -> bytes:
         raise from_os_error(error, path, "cannot read source file") from error
 
 
+def _left_out(path: Path) -> str:
+    """Why ``path`` is not read; empty: it is a regular file, or a link to one."""
+    try:
+        return "" if stat.S_ISREG(path.stat().st_mode) else "not_a_regular_file"
+    except OSError as error:
+        raise from_os_error(error, path, "cannot read source file") from error
+
+
 def _walk(root: Path, skip: Callable[[str], bool] = lambda name: False) -> Iterator[str]:
     """Relative POSIX paths of all files under ``root``, sorted; an unreadable directory is an error, not a gap."""
 
@@ -91,7 +104,11 @@ def _need_path(source: SourceRecipe) -> Path:
             "path is the directory or file that holds the text",
             f'add path = "..." to the source {source.name}',
         )
-    return Path(source.path).expanduser()
+    try:
+        return Path(source.path).expanduser()
+    except RuntimeError as error:  # ~user of nobody
+        rule = "~ is a home directory of this machine"
+        raise ConfigError(f"source {source.name}: {error}: {source.path}", rule, "write the whole path") from error
 
 
 def _files(source: SourceRecipe, default: tuple[str, ...]) -> Iterator[tuple[Path, str]]:
@@ -120,7 +137,7 @@ def _python_source(data: bytes) -> str | None:
     try:
         encoding, _ = tokenize.detect_encoding(io.BytesIO(data).readline)
         return data.decode(encoding)
-    except (SyntaxError, UnicodeDecodeError, LookupError):
+    except (SyntaxError, ValueError, LookupError):  # declared encodings raise each of them
         return None
 
 
@@ -133,8 +150,9 @@ def _python_stdlib(source: SourceRecipe) -> Iterator[Document]:
     for relative in _walk(root, _skips_library):
         generated = relative.startswith("_sysconfigdata")  # paths of this machine's build, not text
         if relative.endswith(".py") and not generated:
-            text = _python_source(_read(root / relative))
-            yield Document(text, f"stdlib/{relative}", "" if text is not None else "undecodable")
+            reason = _left_out(root / relative)
+            text = None if reason else _python_source(_read(root / relative))
+            yield Document(text, f"stdlib/{relative}", reason or ("" if text is not None else "undecodable"))
 
 
 def _topics() -> dict[str, str]:
@@ -162,8 +180,9 @@ def _pydoc_topics(source: SourceRecipe) -> Iterator[Document]:
 
 def _text_tree(source: SourceRecipe) -> Iterator[Document]:
     for path, relative in _files(source, ("*",)):
+        reason = _left_out(path)
         try:
-            yield Document(_read(path).decode("utf-8-sig"), relative)
+            yield Document(None, relative, reason) if reason else Document(_read(path).decode("utf-8-sig"), relative)
         except UnicodeDecodeError:
             yield Document(None, relative, "undecodable")
 
@@ -172,7 +191,7 @@ def _lines(path: Path) -> Iterator[bytes]:
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
             yield from file
-    except (EOFError, gzip.BadGzipFile) as error:
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise EnvironmentFault(f"compressed file is damaged: {error}", f"path: {path}", "fetch the file again") from error
     except OSError as error:
         raise from_os_error(error, path, "cannot read source file") from error
@@ -181,13 +200,12 @@ def _lines(path: Path) -> Iterator[bytes]:
 def _field_of(line: bytes, field: str, where: str) -> str:
     try:
         value = json.loads(line)
-    except ValueError as error:
-        raise ConfigError(
-            f"not JSON: {error}", "a .jsonl file holds one JSON object a line", "mend or remove that line", where
-        ) from None
+    except (ValueError, RecursionError) as error:
+        seen = "nested too deep" if isinstance(error, RecursionError) else f"not JSON: {error}"
+        raise ConfigError(seen, "a .jsonl file holds one JSON object a line", "mend or remove that line", where) from None
     text = value.get(field) if isinstance(value, dict) else None
     if not isinstance(text, str):
-        known = ", ".join(sorted(value)) if isinstance(value, dict) else type(value).__name__
+        known = printable(", ".join(sorted(value)), 300) if isinstance(value, dict) else type(value).__name__
         raise ConfigError(
             f"no text in field {field!r}", f"the line holds: {known}", "set field of that source to the key of the text", where
         )
@@ -196,6 +214,10 @@ def _field_of(line: bytes, field: str, where: str) -> str:
 
 def _jsonl(source: SourceRecipe) -> Iterator[Document]:
     for path, relative in _files(source, ("*.jsonl", "*.jsonl.gz")):
+        reason = _left_out(path)
+        if reason:
+            yield Document(None, relative, reason)
+            continue
         for number, line in enumerate(_lines(path), 1):
             if line.strip():
                 yield Document(_field_of(line, source.field, f"{path}:{number}"), f"{relative}:{number}")

@@ -2,8 +2,9 @@
 
 normalised   line ends become \\n, a byte order mark at the head is removed. Unicode is left as it was written: forms that
              differ (NFC, NFD) are different bytes to a byte-level tokenizer, and code depends on them
-left out     undecodable, empty (white space only), duplicate (in its source), duplicate_elsewhere (in an earlier source),
-             all counted. Duplicates over sources would put one source's held-out text into another's training
+left out     undecodable (lone surrogates too: no UTF-8 can hold them), not_a_regular_file, empty (white space only), duplicate
+             (in its source), duplicate_elsewhere (in an earlier source), all counted. Duplicates over sources would put one
+             source's held-out text into another's training
 """
 
 from __future__ import annotations

@@ -63,6 +63,16 @@ class Tokenizer:
         return digest_bytes(self._serialized)
 
     def encode(self, text: str) -> list[int]:
+        """ConfigError for text that no UTF-8 can hold, such as bytes of another encoding on the command line."""
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            shown = text.encode("utf-8", "backslashreplace").decode()
+            raise ConfigError(
+                f"the text {shown[:80]!r} is not UTF-8 at character {error.start + 1}",
+                "the tokenizer works on the bytes of UTF-8 text",
+                "give the text in UTF-8",
+            ) from None
         return self._inner.encode(text, add_special_tokens=False).ids
 
     def encode_batch(self, texts: list[str]) -> list[list[int]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import sys
 from dataclasses import asdict
@@ -38,8 +39,8 @@ def _parser() -> argparse.ArgumentParser:
     calibrate = verbs.add_parser("calibrate", help="measure this machine's speed on the shapes of a spec")
     calibrate.add_argument("spec", type=Path)
     calibrate.add_argument("--seconds", type=float, default=6.0)
-    calibrate.add_argument("--threads", type=int, default=None)
-    calibrate.add_argument("--micro-batch-tokens", type=int, default=8192)
+    calibrate.add_argument("--threads", type=int, required=True)
+    calibrate.add_argument("--micro-batch-tokens", type=int, required=True)
     return parser
 
 
@@ -82,7 +83,7 @@ def _leave_error(options: argparse.Namespace, error: HeadwayError) -> None:
     from headway.base.files import write_json
 
     directory = options.run / "segments" / f"{options.segment:04d}"
-    if directory.is_dir():
+    with contextlib.suppress(HeadwayError):  # a full disk must not change the exit code; the log has the message too
         write_json(directory / "error.json", _described(error))
 
 

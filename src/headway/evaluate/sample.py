@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import torch
 
-from headway.base.errors import ConfigError
+from headway.base.errors import ConfigError, RunError
 from headway.model.context import make_context
 from headway.model.precision import ComputeModel
 
@@ -42,4 +42,6 @@ def _next_token(model: ComputeModel, ids: list[int], rope_base: float) -> int:
     context = make_context(position_1T, torch.zeros_like(position_1T), rope_base, model.spec.head_width, model.dtype)
     hidden_D = model.forward(torch.tensor([ids]), context)[0, -1]
     logits_V = (model.head_weight @ hidden_D).float()
+    if not bool(torch.isfinite(logits_V.max())):
+        raise RunError("the model's logits are not finite", "there is no likeliest token", "sample an older checkpoint")
     return int((logits_V == logits_V.max()).nonzero()[0])

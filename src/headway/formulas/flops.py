@@ -10,7 +10,6 @@ the documents instead of s. Grouped queries shrink the projections, not the scor
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from enum import StrEnum
 
 from headway.formulas.parameters import count_parameters, parameter_quantities
@@ -46,11 +45,6 @@ def flops_per_token(model: ModelSpec, context_tokens: float, convention: Convent
 def convert_mfu(mfu: float, model: ModelSpec, context_tokens: float, *, of: Convention, to: Convention) -> float:
     """The same throughput under another convention."""
     return mfu * flops_per_token(model, context_tokens, to) / flops_per_token(model, context_tokens, of)
-
-
-def packed_context(document_tokens: Sequence[int]) -> float:
-    """E[l^2] / E[l]: the length that replaces s when documents are packed and attention stays inside each."""
-    return sum(length * length for length in document_tokens) / sum(document_tokens)
 
 
 def flops_quantity(model: ModelSpec, sequence_length: int, convention: Convention) -> Quantity:

@@ -1,24 +1,28 @@
-"""Memory of one training process, by component. States are exact; activations are an estimate with a band.
+"""Memory of one training process, by component, at its peak: the end of a forward pass, or the first block's backward.
 
-    weights fp32 4 + first moment 4 + second moment 4 + gradient 4 = 16 bytes per parameter
-    + 2 bytes per matrix parameter for the bfloat16 copies that the products read
-
-Activations that a backward pass needs, per layer and token, in the products' type (2 bytes in bfloat16): block inputs and
-norms 4 D, queries and outputs 2 H E, keys and values 2 K E, feed-forward 3 F; and one fp32 number per head for the softmax.
-Without a fused kernel the scores of a micro-batch are kept too: that and what the allocator holds is the upper end.
+state        16 bytes per parameter: fp32 weights, two moments, gradient                                    exact
+copies       2 bytes per matrix parameter: what the products read in bfloat16                               exact
+activations  what forward keeps, counted from the model                       open only in where documents begin
+working      the loss's chunk buffers and head gradient (exact), or a block's backward (measured factor)
+process      interpreter, torch, threads                                                                 measured
+allocator    freed blocks that the heap does not give back                                               measured
 """
 
 from __future__ import annotations
 
+from headway.formulas.activations import Pass, block_backward_bytes, kept_bytes, logit_bytes, loss_chunk_tokens
 from headway.formulas.parameters import count_parameters, parameter_quantities
 from headway.formulas.quantity import Quantity, estimate
 from headway.recipe.spec import ModelSpec
 
 STATE_BYTES_PER_PARAMETER = 16
 CHECKPOINT_BYTES_PER_PARAMETER = 12
-LOGIT_CHUNK_TOKENS = 512
-PROCESS_BYTES = 300 * 2**20
-"""The interpreter with torch loaded (228 MiB measured on CPU) and what its kernels take; mapped data is not counted."""
+PROCESS_BYTES = 350 * 2**20
+"""On CPU: 225 MiB after imports, 340 to 360 MiB beside the tensors once the model is initialised and threads have started."""
+PROCESS_SPREAD = (0.64, 1.3)
+ALLOCATOR_SHARE = (0.0, 0.2, 0.4)
+"""Of activations and working memory, on top of them: least, typical, most. Seen at four micro batches: 0.1 to 0.4."""
+BLOCK_SPREAD = (0.7, 1.2)
 
 
 def state_bytes(parameters: int) -> int:
@@ -31,67 +35,82 @@ def copy_bytes(model: ModelSpec, compute: str) -> int:
     return 2 * count_parameters(model).in_products if compute == "bfloat16" else 0
 
 
-def activation_bytes_per_token(model: ModelSpec, compute: str) -> int:
-    """What backward needs of one token, over all layers, with a fused attention kernel."""
-    D, F, H = model.width, model.ffn_width, model.heads
-    size = 2 if compute == "bfloat16" else 4
-    per_layer = size * (4 * D + 2 * H * model.head_width + 2 * model.kv_heads * model.head_width + 3 * F) + 4 * H
-    return model.layers * per_layer
-
-
-def score_bytes_per_token(model: ModelSpec, sequence_length: int, compute: str) -> int:
-    """Attention scores and their softmax, over all layers, where no fused kernel avoids them."""
-    size = 2 if compute == "bfloat16" else 4
-    return 2 * size * model.layers * model.heads * sequence_length
-
-
-def logit_bytes(vocabulary: int) -> int:
-    """One chunk of logits in fp32, and its gradient."""
-    return 2 * 4 * LOGIT_CHUNK_TOKENS * vocabulary
-
-
 def checkpoint_bytes(parameters: int) -> int:
     """What a checkpoint holds: fp32 weights and two moments."""
     return CHECKPOINT_BYTES_PER_PARAMETER * parameters
 
 
-def memory_quantities(model: ModelSpec, *, compute: str, sequence_length: int, micro_batch_tokens: int) -> dict[str, Quantity]:
-    """States, copies, activations, logits and process, and their sum with its range."""
-    parameters = parameter_quantities(model)
+def memory_quantities(one: Pass) -> dict[str, Quantity]:
+    """The components for a process that computes ``one``, and their sum with its range."""
+    parameters = parameter_quantities(one.model)
     total = parameters["total"]
     state = Quantity(
         "state_bytes", state_bytes(int(total.number())), "bytes", "16 N", {"N": total}, "fp32: weights, m, v, gradient, 4 each"
     )
     products = {"P": parameters["products"]}
-    copies = Quantity("copy_bytes", copy_bytes(model, compute), "bytes", "2 P in bfloat16, else 0", products, "bfloat16 copies")
-    activations = _activations(model, compute, sequence_length, micro_batch_tokens)
-    logits = Quantity(
-        "logit_bytes",
-        logit_bytes(model.vocabulary),
-        "bytes",
-        "2 x 4 x chunk x V",
-        {"chunk": LOGIT_CHUNK_TOKENS, "V": model.vocabulary},
-        "chunked linear cross-entropy, fp32 chunk and gradient",
+    copies = Quantity(
+        "copy_bytes", copy_bytes(one.model, one.compute), "bytes", "2 P in bfloat16, else 0", products, "bfloat16 copies"
     )
-    process = estimate("process_bytes", PROCESS_BYTES, "bytes", "constant", {}, "torch on CPU", (0.75, 2.0))
-    parts = {"state": state, "copies": copies, "activations": activations, "logits": logits, "process": process}
+    activations, working = _activations(one), _working(one)
+    process = estimate("process_bytes", PROCESS_BYTES, "bytes", "constant", {}, "torch on CPU, measured", PROCESS_SPREAD)
+    parts = {
+        "state": state,
+        "copies": copies,
+        "activations": activations,
+        "working": working,
+        "process": process,
+        "allocator": _allocator(activations, working),
+    }
     return parts | {"total": sum_of("memory_bytes", parts, "bytes")}
 
 
-def _activations(model: ModelSpec, compute: str, sequence_length: int, micro_batch_tokens: int) -> Quantity:
-    per_token = activation_bytes_per_token(model, compute)
-    tokens = max(sequence_length, micro_batch_tokens // sequence_length * sequence_length)
-    low = per_token * tokens
-    high = 2 * low + score_bytes_per_token(model, sequence_length, compute) * tokens
+def _activations(one: Pass) -> Quantity:
+    low, high = kept_bytes(one)
     return Quantity(
         "activation_bytes",
-        (low * high) ** 0.5,
+        (low + high) / 2,
         "bytes",
-        "micro-batch tokens x bytes per token; geometric mean of the range",
-        {"micro_batch_tokens": tokens, "bytes_per_token": per_token},
-        "low: fused attention, nothing else kept; high: twice that, and all scores kept",
+        "tensors that forward keeps for a micro-batch of so many tokens, counted; middle of the range",
+        {"micro_batch_tokens": one.tokens, "sequence_length": one.sequence_length},
+        "formulas.activations. low: documents as short as a block of queries; high: one document and a mask",
         low,
         high,
+    )
+
+
+def _working(one: Pass) -> Quantity:
+    vocabulary = one.model.vocabulary
+    inputs = {"C": min(loss_chunk_tokens(vocabulary), one.tokens), "V": vocabulary, "D": one.model.width}
+    formula = "fp32 logits, softmax and gradients of a chunk of C tokens, and the head's gradient 4 V D"
+    logits = Quantity("logit_bytes", logit_bytes(one), "bytes", formula, inputs, "model.loss, counted")
+    block = block_backward_bytes(one)
+    spread = (block * BLOCK_SPREAD[0], block * BLOCK_SPREAD[1])
+    low, value, high = (max(logits.number(), bytes_) for bytes_ in (spread[0], block, spread[1]))
+    return Quantity(
+        "working_bytes",
+        value,
+        "bytes",
+        "the larger of the loss and of one block's backward, tokens x max(12 D, 12 H E, 3 F element size)",
+        {"logit_bytes": logits, "block_backward_bytes": block},
+        "counted (loss), measured (block)",
+        low,
+        high,
+    )
+
+
+def _allocator(activations: Quantity, working: Quantity) -> Quantity:
+    low, middle, high = ALLOCATOR_SHARE
+    assert activations.high is not None
+    assert working.high is not None
+    return Quantity(
+        "allocator_bytes",
+        middle * (activations.number() + working.number()),
+        "bytes",
+        f"{middle:g} x (activations + working)",
+        {"activation_bytes": activations, "working_bytes": working},
+        "measured: resident memory less what the tensors take",
+        low,
+        high * (activations.high + working.high),
     )
 
 

@@ -27,13 +27,11 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
+from headway.formulas.activations import BLOCK_QUERIES, KEPT_SCORES
 from headway.model.context import Context
 
-BLOCK_QUERIES = 128
 BLOCK_SCORES = 1 << 20
 """Scores computed at once (2 MiB in bfloat16)."""
-KEPT_SCORES = 1 << 25
-"""Softmax weights that one layer may keep for its backward (64 MiB in bfloat16); beyond it they are computed again."""
 KEY_STEP = 32
 """Blocks begin at multiples of this many keys: products on odd offsets are slower."""
 

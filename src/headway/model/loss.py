@@ -21,8 +21,7 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-CHUNK_LOGITS = 1 << 22
-"""Logits of a chunk (16 MiB in float32): more only adds cache misses, fewer make the GEMMs small."""
+from headway.formulas.activations import loss_chunk_tokens
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,7 +46,7 @@ def loss_sums(
     The result does not depend on ``chunk_tokens`` but for rounding. Masked positions may hold any target, even one
     outside the vocabulary.
     """
-    chunk = chunk_tokens or max(64, CHUNK_LOGITS // weight_VD.shape[0])
+    chunk = chunk_tokens or loss_chunk_tokens(weight_VD.shape[0])
     targets_N, keep_N = targets_BT.reshape(-1).long(), None if mask_BT is None else mask_BT.reshape(-1).bool()
     options = _Options(z_weight=z_weight, chunk_tokens=chunk)
     hidden_ND = hidden_BTD.reshape(-1, hidden_BTD.shape[-1])

@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from statistics import fmean, median
 
+from headway.base.units import format_seconds
 from headway.rundir.categories import Category
+from headway.store.names import parse_name
 
 GRADIENT_FACTOR = 3.0
 GRADIENT_WINDOW_STEPS, GRADIENT_FIRST_STEPS = 64, 16
@@ -31,11 +34,13 @@ class Finding:
         return asdict(self)
 
 
-def find_alarms(rows: list[dict]) -> list[Finding]:
-    """All findings in the kept rows of a run (``read_chain_rows(...).kept``), by step."""
+def find_alarms(rows: list[dict], refused: Iterable[dict] = ()) -> list[Finding]:
+    """All findings, by step. ``rows``: the kept ones of a run (``read_chain_rows(...).kept``); ``refused``: {checkpoint, reason}
+    of the checkpoints that were found damaged (``store.admissible.refusals``, or the events ``checkpoint_rejected``)."""
     steps = [row for row in rows if row["kind"] == "step"]
     evaluations = [row for row in rows if row["kind"] == "evaluation"]
-    found = non_finite(steps) + gradient_spikes(steps) + held_out_rises(evaluations) + slow_end(steps) + failed_saves(rows)
+    found = non_finite(steps) + not_applied(steps) + gradient_spikes(steps) + held_out_rises(evaluations) + slow_end(steps)
+    found += failed_saves(rows) + failed_retention(rows) + stalled(rows) + rejected_checkpoints(refused)
     return sorted(found, key=lambda finding: finding.step)
 
 
@@ -43,6 +48,12 @@ def non_finite(steps: list[dict]) -> list[Finding]:
     """A loss or gradient norm that is NaN or infinite."""
     bad = [row for row in steps if not (math.isfinite(row["loss"]) and math.isfinite(row["grad_norm"]))]
     return [Finding("non_finite", row["step"], f"loss {row['loss']}, gradient norm {row['grad_norm']}") for row in bad]
+
+
+def not_applied(steps: list[dict]) -> list[Finding]:
+    """A step whose update never reached the weights: the step is counted, but nothing was learned from its batch (L9)."""
+    skipped = [row for row in steps if row.get("applied") is False]
+    return [Finding("not_applied", row["step"], "the update was not applied: its gradient was not finite") for row in skipped]
 
 
 def gradient_spikes(steps: list[dict]) -> list[Finding]:
@@ -93,6 +104,34 @@ def failed_saves(rows: list[dict]) -> list[Finding]:
     saved = max((row["step"] for row in rows if row["kind"] == "save"), default=-1)
     failed = [row for row in rows if row["kind"] == "save_failed" and row["step"] > saved]
     return [Finding("save_failed", row["step"], f"the save of step {row['step']} failed: {row['error']}") for row in failed]
+
+
+def failed_retention(rows: list[dict]) -> list[Finding]:
+    """Old checkpoints that could not be deleted, unless it worked after a later save: the disk fills up meanwhile."""
+    saved = max((row["step"] for row in rows if row["kind"] == "save"), default=-1)
+    failed = [row for row in rows if row["kind"] == "retention_failed" and row["step"] >= saved]
+    return [Finding("retention_failed", row["step"], f"deleting old checkpoints failed: {row['error']}") for row in failed]
+
+
+def stalled(rows: list[dict]) -> list[Finding]:
+    """The last word is that the trainer waits for data; which shard it is reading (D12)."""
+    if not rows or rows[-1]["kind"] != "stall":
+        return []
+    row = rows[-1]
+    waited = format_seconds(row["waited_ns"] / 1e9)
+    return [Finding("stalled", row["step"], f"step {row['step'] + 1} has waited {waited} for its data, reading {row['shard']}")]
+
+
+def rejected_checkpoints(refused: Iterable[dict]) -> list[Finding]:
+    """Each checkpoint that was found damaged, once: no later save mends the storage that did it."""
+    reasons: dict[str, str] = {}
+    for entry in refused:
+        reasons.setdefault(entry["checkpoint"], entry["reason"])
+    named = ((parse_name(name), name, reason) for name, reason in reasons.items())
+    return [
+        Finding("checkpoint_rejected", parsed.step if parsed else 0, f"checkpoint {name} was refused: {reason}")
+        for parsed, name, reason in named
+    ]
 
 
 def _working_ns(row: dict) -> int:

@@ -12,17 +12,20 @@ record of another boot the gap that the record holds. Wall clocks of two hosts a
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from headway.base.digests import digest_json
 from headway.monitor.progress import Progress, attempted_progress, committed_progress
+from headway.recipe.schedules import Schedule
 from headway.rundir.categories import Category
 from headway.rundir.metrics import is_kept, last_kept_steps
 from headway.rundir.segments import Segment
 
 _REDOABLE = (Category.PRODUCTIVE, Category.DATA_STALL)
-"""What a roll-back turns into ``rolled_back``."""
+"""What a roll-back turns into ``rolled_back``, in rows of any kind. The evaluations, samples and saves of undone steps stay what
+they are: they never counted as progress, so nothing is taken back."""
 
 _ENDS = ("hang", "exit", "launch", "finish")
 """Events after which rows of a trainer no longer count as its time."""
@@ -95,19 +98,33 @@ class Ledger:
         }
 
 
-def build_ledger(events: list[dict], steps: dict[int, list[dict]], chain: list[Segment]) -> Ledger:
-    """Fold events (``read_events``), rows by segment (``read_all_steps``) and the current chain into a checked ledger."""
+def build_ledger(
+    events: list[dict],
+    steps: dict[int, list[dict]],
+    chain: list[Segment],
+    schedule: Schedule | None = None,
+    damaged: Iterable[str] = (),
+) -> Ledger:
+    """Fold events (``read_events``), rows by segment (``read_all_steps``) and the current chain into a checked ledger.
+
+    ``schedule``: that of the run's Spec, for exact tokens where rows are lost. ``damaged``: what the readers had to
+    leave out, in words; each is a flag.
+    """
     fold = _Fold(steps=steps, last_kept=last_kept_steps(chain))
+    fold.flags += [*damaged, *_lost_launches(events, steps)]
     offsets = _offsets(events, fold.flags)
     for index, event in enumerate(events):
-        fold.close_event(event, offsets[index])
+        fold.close_event(event, offsets[index], before=events[index - 1] if index else None)
         if event["kind"] == "launch":
             end = next((o for e, o in zip(events[index + 1 :], offsets[index + 1 :], strict=True) if e["kind"] in _ENDS), None)
             fold.add_rows(event, offsets[index], end)
+    committed = committed_progress(steps, chain, schedule)
+    if committed.lacks_tokens:
+        fold.flags.append(f"the row of committed step {committed.steps} is lost: its tokens are those of an earlier step")
     ledger = Ledger(
         intervals=tuple(fold.intervals),
         total_ns=fold.cursor_ns,
-        committed=committed_progress(steps, chain),
+        committed=committed,
         attempted=attempted_progress(steps),
         flags=tuple(fold.flags),
         drift_ns=fold.last_real_ns - events[0]["stamp"]["real_ns"] - fold.cursor_ns if events else 0,
@@ -115,6 +132,21 @@ def build_ledger(events: list[dict], steps: dict[int, list[dict]], chain: list[S
     )
     ledger.check()
     return ledger
+
+
+def _lost_launches(events: list[dict], steps: dict[int, list[dict]]) -> list[str]:
+    """Segments that ran, as their rows tell, although no event says when."""
+    launched = {event["segment"] for event in events if event["kind"] == "launch"}
+    missing = [segment for segment, rows in sorted(steps.items()) if rows and segment not in launched]
+    return [f"segment {segment}: its launch is not recorded, so its rows divide no time" for segment in missing]
+
+
+def _follows(before: dict, event: dict) -> bool:
+    """Whether nothing is known to be lost between two neighbouring events; records without a number tell nothing."""
+    link = event.get("previous")
+    if link and link["digest"] != digest_json(before):
+        return False
+    return "n" not in event or "n" not in before or event["n"] == before["n"] + 1
 
 
 def _offsets(events: list[dict], flags: list[str]) -> list[int]:
@@ -128,8 +160,9 @@ def _offsets(events: list[dict], flags: list[str]) -> list[int]:
 def _step(before: dict, event: dict, flags: list[str]) -> int:
     """ns between two neighbouring events."""
     link = event.get("previous")
-    if link and link["digest"] != digest_json(before):
-        flags.append(f"epoch {event['epoch']}: the record it follows is missing or altered")
+    if not _follows(before, event):
+        name = f"epoch {event['epoch']}" if event["kind"] == "open" else f"{event['kind']} (record {event['n']})"
+        flags.append(f"{name}: the record it follows is missing or altered; the time since the one before is unknown")
     if before["stamp"]["boot_id"] == event["stamp"]["boot_id"]:
         gap_ns = event["stamp"]["boot_ns"] - before["stamp"]["boot_ns"]
     elif link:
@@ -155,14 +188,16 @@ class _Fold:
     flags: list[str] = field(default_factory=list)
     details: dict[int, dict[str, int]] = field(default_factory=dict)
 
-    def close_event(self, event: dict, offset_ns: int) -> None:
+    def close_event(self, event: dict, offset_ns: int, before: dict | None) -> None:
         """Close the time up to ``event``; an open record amid surviving rows closes nothing."""
         if event["kind"] == "open" and event.get("closes") == Category.UNKNOWN:
-            self.flags.append(f"epoch {event['epoch']}: {event.get('why', 'the owner before it died')}; its gap is unknown")
+            self.flags.append(f"epoch {event['epoch']}: {_why_unknown(before)}; the gap before it is unknown")
         if "closes" not in event:
             self.last_real_ns = self.last_real_ns or event["stamp"]["real_ns"]
             return
         category = Category(event["closes"])
+        if before is not None and not _follows(before, event):  # what the lost record closed cannot be told from the rest
+            category = Category.UNKNOWN
         if self.remote and event["kind"] in ("hang", "exit"):
             self._close_remote(event, offset_ns)
         if offset_ns >= self.cursor_ns:
@@ -193,7 +228,7 @@ class _Fold:
             self.last_real_ns = row["stamp"]["real_ns"]
 
     def _add_row(self, row: dict, segment: int, length_ns: int, is_first: bool) -> None:
-        undone = row["kind"] == "step" and not is_kept(row, self.last_kept.get(segment, -1))
+        undone = not is_kept(row, self.last_kept.get(segment, -1))
         for name, ns in sorted(row.get("split", {}).items(), key=lambda item: _ORDER[Category(item[0])]):
             taken_ns, category = min(ns, length_ns), Category(name)
             if undone and category in _REDOABLE:
@@ -211,6 +246,14 @@ class _Fold:
         if ns > 0:
             self.intervals.append(Interval(self.cursor_ns, ns, category, segment, was))
             self.cursor_ns += ns
+
+
+def _why_unknown(before: dict | None) -> str:
+    if before is not None and before["kind"] == "finish":
+        return "the run had failed"
+    if before is not None and before.get("state") == "lost":
+        return "the owner before it gave up the lease"
+    return "the owner before it died"
 
 
 def _durations(rows: list[dict]) -> dict[str, int]:

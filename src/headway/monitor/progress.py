@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from headway.recipe.schedules import Schedule
 from headway.rundir.metrics import split_rows
 from headway.rundir.segments import Segment
 
@@ -14,13 +15,22 @@ class Progress:
 
     steps: int
     tokens: int
+    lacks_tokens: bool = False  # the row of the last step is lost: tokens are those of an earlier one
 
 
-def committed_progress(steps: dict[int, list[dict]], chain: list[Segment]) -> Progress:
-    """What the newest committed checkpoint of the chain holds."""
+def committed_progress(steps: dict[int, list[dict]], chain: list[Segment], schedule: Schedule | None = None) -> Progress:
+    """What the newest committed checkpoint of the chain holds.
+
+    Its tokens follow from the schedule. Without one they stand in the row of its step; where that row is torn, those of the
+    nearest row before it count (too few, never too many), and ``lacks_tokens`` says so.
+    """
     saved = [row["step"] for row in split_rows(steps, chain).kept if row["kind"] == "save"]
     committed = max([*saved, *(segment.restored_step for segment in chain[-1:])], default=0)
-    return Progress(committed, tokens_by_step(steps).get(committed, 0))
+    if schedule is not None and committed <= schedule.total_steps:
+        return Progress(committed, schedule.tokens_before(committed))
+    tokens = tokens_by_step(steps)
+    nearest = max(step for step in tokens if step <= committed)
+    return Progress(committed, tokens[nearest], lacks_tokens=nearest < committed)
 
 
 def attempted_progress(steps: dict[int, list[dict]]) -> Progress:

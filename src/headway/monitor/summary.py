@@ -9,12 +9,13 @@ from headway.base.clocks import Clock, SystemClock
 from headway.monitor.alarms import Finding, find_alarms
 from headway.monitor.ledger import Ledger, build_ledger
 from headway.recipe.schedules import Schedule
-from headway.rundir.events import read_events, unfinished_launch
+from headway.rundir.events import EventChain, read_event_chain, unfinished_launch
 from headway.rundir.layout import RunDirectory
 from headway.rundir.lease import LeaseView, beat_seconds, observe
-from headway.rundir.metrics import encode_row, read_all_steps, split_rows
+from headway.rundir.metrics import StepRows, encode_row, read_step_rows, split_rows
 from headway.rundir.processes import is_alive
 from headway.rundir.segments import Segment, current_chain, read_segments
+from headway.store.admissible import CheckpointInfo, list_checkpoints, refusals
 
 _PATIENCE_BEATS = 2.5
 """An owner that does not beat for this long is not alive to a reader; only a new owner waits for the whole ttl."""
@@ -40,27 +41,32 @@ class RunSummary:
     held_out: dict[str, float]
     checkpoint: str | None  # newest committed one on the chain
     checkpoint_step: int
+    checkpoints: tuple[CheckpointInfo, ...]  # all that lie there: of the chain, unfinished, and those kept as evidence
+    late_records: tuple[dict, ...]  # events of owners that had lost the run: shown, no part of what happened
     findings: tuple[Finding, ...]
     ledger: Ledger
 
     def to_json(self) -> dict[str, Any]:
         """Plain values; a loss that is not finite is the word "nan" or "inf"."""
-        plain = {key: getattr(self, key) for key in self.__dataclass_fields__ if key not in ("findings", "ledger")}
-        return encode_row({**plain, "findings": [asdict(f) for f in self.findings], "ledger": self.ledger.to_json()})
+        plain = {key: getattr(self, key) for key in self.__dataclass_fields__}
+        listed = {key: [asdict(item) for item in plain[key]] for key in ("findings", "checkpoints")}
+        return encode_row({**plain, **listed, "ledger": self.ledger.to_json()})
 
 
 def summarise(run: RunDirectory, clock: Clock | None = None) -> RunSummary:
     """Reads the whole run. Watches a silent owner for a moment (2.5 beats of its lease) before calling it dead."""
     clock = clock or SystemClock()
     view = observe(run, _PATIENCE_BEATS * beat_seconds(run), clock)
-    events, segments, steps = read_events(run), read_segments(run), read_all_steps(run)
+    history, segments = read_event_chain(run), read_segments(run)
+    read = {segment.id: read_step_rows(run, segment.id) for segment in segments}
+    events, steps = history.chain, {segment: lines.rows for segment, lines in read.items()}
     chain = current_chain(segments)
     kept = split_rows(steps, chain).kept
     last_step, last_evaluation, last_save = (_last(kept, kind) for kind in ("step", "evaluation", "save"))
     schedule = Schedule(run.spec())
-    state, reason = _state(view, events, clock)
+    state, reason = _state(view, history, segments, clock)
     restored = chain[-1] if chain else None
-    step = max(last_step.get("step", 0), restored.restored_step if restored else 0)
+    step = min(max(last_step.get("step", 0), restored.restored_step if restored else 0), schedule.total_steps)
     return RunSummary(
         name=run.info()["name"],
         state=state,
@@ -78,29 +84,37 @@ def summarise(run: RunDirectory, clock: Clock | None = None) -> RunSummary:
         held_out=last_evaluation.get("loss", {}),
         checkpoint=last_save.get("checkpoint") or (restored.checkpoint if restored else None),
         checkpoint_step=max(last_save.get("step", 0), restored.restored_step if restored else 0),
-        findings=tuple(find_alarms(kept)),
-        ledger=build_ledger(events, steps, chain),
+        checkpoints=tuple(list_checkpoints(run, chain)),
+        late_records=tuple(history.late),
+        findings=tuple(find_alarms(kept, [*(e for e in events if e["kind"] == "checkpoint_rejected"), *refusals(run)])),
+        ledger=build_ledger(events, steps, chain, schedule, _damaged(history, read)),
     )
 
 
-def read_ledger(run: RunDirectory) -> Ledger:
-    """The ledger of a run directory."""
-    return build_ledger(read_events(run), read_all_steps(run), chain_of(run))
-
-
-def chain_of(run: RunDirectory) -> list[Segment]:
-    return current_chain(read_segments(run))
+def _damaged(history: EventChain, read: dict[int, StepRows]) -> list[str]:
+    """What could not be read, in words. A crash may tear the line that it interrupts; more is damage."""
+    counts = {"the events": history.damaged_lines} | {f"segment {number}": lines.damaged_lines for number, lines in read.items()}
+    return [f"{count} torn or altered lines in the records of {what} were left out" for what, count in counts.items() if count]
 
 
 def _last(rows: list[dict], kind: str) -> dict:
     return next((row for row in reversed(rows) if row["kind"] == kind), {})
 
 
-def _state(view: LeaseView, events: list[dict], clock: Clock) -> tuple[str, str]:
+def _state(view: LeaseView, history: EventChain, segments: list[Segment], clock: Clock) -> tuple[str, str]:
+    events = history.chain
     if view.state == "held":
         return "running", ""
-    if not events:
+    if not events and not segments and not history.damaged_lines:
         return "created", "it was never started"
+    if not events:
+        lost = f"{history.damaged_lines} damaged lines" if history.damaged_lines else "no record"
+        return (
+            "crashed",
+            f"it has {len(segments)} segments, but {lost} of its events: how it ended is lost; go on with headway resume",
+        )
+    if events[-1]["kind"] == "note" and events[-1].get("state") == "lost":
+        return "crashed", "its owner gave up the lease, which it could not keep; go on with headway resume"
     if events[-1]["kind"] == "finish":
         return events[-1]["state"], events[-1]["reason"]
     launch = unfinished_launch(events)

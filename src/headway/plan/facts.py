@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from headway.formulas.checkpoint_interval import interval_quantity
+from headway.formulas.checkpoint_interval import interval_quantity, young_interval_seconds
 from headway.formulas.flops import FORMULAS, SOURCE, Convention, flops_per_token, flops_quantity
 from headway.formulas.memory import checkpoint_bytes
 from headway.formulas.parameters import count_parameters, parameter_quantities
@@ -50,6 +50,12 @@ class PlanFacts:
     def steps(self) -> Quantity:
         inputs = {stage.name: self.schedule.stage_steps(i) for i, stage in enumerate(self.spec.stages)}
         return Quantity("steps", self.schedule.total_steps, "steps", "sum over stages of whole batches", inputs)
+
+    @property
+    def mean_context(self) -> float:
+        """Sequence length of the average token: attention is linear in it, so that one number stands for all stages."""
+        stages = self.spec.stages
+        return sum(s.sequences * s.sequence_length**2 for s in stages) / self.schedule.total_tokens
 
     def total_flops(self, convention: Convention) -> Quantity:
         """Of the whole run; every stage at its own sequence length."""
@@ -146,7 +152,7 @@ class PlanFacts:
 
     @cached_property
     def evaluations(self) -> Quantity:
-        value = count_evaluations(self.schedule)
+        value = self.schedule.count_evaluations()
         inputs: dict[str, Input] = {"tokens": self.tokens, "every_tokens": self.spec.evaluation.every_tokens}
         return Quantity("evaluations", value, "times", "steps that pass a multiple of every_tokens, and the last", inputs, "")
 
@@ -165,24 +171,20 @@ class PlanFacts:
         return self.spent(name, tokens / 3, "held-out tokens / (3 x training rate): a forward pass is a third")
 
     @cached_property
+    def young_interval(self) -> Quantity:
+        """To first order, for comparison: it parts from Daly's where a save is not cheap against the time between failures."""
+        every, cost = self.deployment.failures.every, self.save_seconds
+        if every is None:
+            return unknown("young_checkpoint_interval", "seconds", "needs failures.every")
+        low, value, high = (
+            young_interval_seconds(c, every) for c in (cost.low or cost.number(), cost.number(), cost.high or cost.number())
+        )
+        inputs: dict[str, Input] = {"c": cost, "M": every}
+        return Quantity("young_checkpoint_interval", value, "seconds", "sqrt(2 c M)", inputs, "Young 1974", low, high)
+
+    @cached_property
     def best_interval(self) -> Quantity:
         every = self.deployment.failures.every
         if every is None:
             return unknown("best_checkpoint_interval", "seconds", "needs failures.every")
         return interval_quantity(self.save_seconds, every)
-
-
-def count_evaluations(schedule: Schedule) -> int:
-    """How many step boundaries have an evaluation due, without walking all steps (``Schedule.evaluation_due`` per step)."""
-    every = schedule.spec.evaluation.every_tokens
-    count, at = 0, 0
-    for stage in schedule.spec.stages:
-        ends = [phase.first_sequence for phase in stage.phases[1:]] + [stage.sequences]
-        for phase, end in zip(stage.phases, ends, strict=True):
-            length = (end - phase.first_sequence) * stage.sequence_length
-            batch = phase.batch_sequences * stage.sequence_length
-            # a batch of at least every_tokens passes a multiple each time, a smaller one never two
-            count += length // batch if batch >= every else (at + length) // every - at // every
-            at += length
-    last_passed = at // every > schedule.tokens_before(schedule.total_steps - 1) // every
-    return count if last_passed else count + 1

@@ -2,30 +2,33 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from headway.formulas.failures import Interruptions, expected_failures, wall_seconds_daly, wall_seconds_self_consistent
+from headway.formulas.activations import Pass
+from headway.formulas.failures import (
+    Interruptions,
+    expected_failures,
+    lost_seconds_first_order,
+    wall_seconds_daly,
+    wall_seconds_self_consistent,
+)
 from headway.formulas.memory import memory_quantities, sum_of
 from headway.formulas.quantity import Input, Quantity, estimate, unknown
 from headway.plan.facts import MEASURED, PlanFacts
 from headway.plan.plan import Cell, Column, Section, Table
-from headway.recipe.spec import QUANTA, SourceSpec
+from headway.recipe.spec import SourceSpec, Spec, StageSpec
 
 if TYPE_CHECKING:
     from headway.data.stream import Coverage
 
 
 def memory_section(facts: PlanFacts) -> Section:
-    """Of one process; the stage with the longest sequences."""
+    """Of one process, in the stage that needs most."""
     spec, deployment = facts.spec, facts.deployment
-    stage = max(spec.stages, key=lambda stage: stage.sequence_length)
-    parts = memory_quantities(
-        spec.model,
-        compute=spec.precision.compute,
-        sequence_length=stage.sequence_length,
-        micro_batch_tokens=deployment.micro_batch_tokens,
-    )
-    layout = deployment.layout(stage.name)
+    by_stage = {stage.name: memory_quantities(largest_pass(facts, stage)) for stage in spec.stages}
+    name = max(by_stage, key=lambda name: by_stage[name]["total"].number())
+    parts, layout = by_stage[name], deployment.layout(name)
     shards = layout.pp * layout.dp_shard * layout.tp
     if shards == 1:
         return Section("Memory", tuple(parts.values()))
@@ -35,6 +38,14 @@ def memory_section(facts: PlanFacts) -> Section:
         "state_bytes_per_process", state.number() / shards, "bytes", "16 N / (pp x dp_shard x tp)", inputs, "the layout"
     )
     return Section("Memory", (state, share))
+
+
+def largest_pass(facts: PlanFacts, stage: StageSpec) -> Pass:
+    """A micro-batch as the trainer cuts it: whole sequences, at least one, never more than a batch."""
+    rows = max(1, facts.deployment.micro_batch_tokens // stage.sequence_length)
+    rows = min(rows, max(phase.batch_sequences for phase in stage.phases))
+    model, compute = facts.spec.model, facts.spec.precision.compute
+    return Pass(model=model, compute=compute, sequence_length=stage.sequence_length, rows=rows)
 
 
 def data_section(facts: PlanFacts) -> Section:
@@ -54,7 +65,16 @@ def data_section(facts: PlanFacts) -> Section:
         return Section("Data", (unknown("passes", "times", "the data is not built"),), (table,))
     most = max(entry.epochs for entry in coverage.values())
     passes = Quantity("passes", most, "times", "of the source read most: chunks begun / chunks there are", {}, "data.stream")
-    return Section("Data", (passes,), (table,))
+    return Section("Data", (passes,), (table, *_unread_tables(spec)))
+
+
+def _unread_tables(spec: Spec) -> list[Table]:
+    """What a change of sequence length leaves behind: at most one chunk per source and change (CONTRACTS section 1)."""
+    from headway.data.stream import Stream
+
+    rows = tuple((spec.stages[c.stage].name, c.source, c.slot, c.tokens) for c in Stream(spec).unread_chunks())
+    columns = tuple(map(Column, ("stage that begins", "source", "chunk", "target tokens left unread")))
+    return [Table("Left unread where the sequence length changes", columns, rows)] if rows else []
 
 
 def _source_row(facts: PlanFacts, place: int, source: SourceSpec, coverage: Coverage | None) -> tuple[Cell, ...]:
@@ -67,7 +87,10 @@ def _source_row(facts: PlanFacts, place: int, source: SourceSpec, coverage: Cove
     taken: Cell = coverage.target_tokens if coverage else None
     passes: Cell = round(coverage.epochs, 2) if coverage else None
     if coverage is None:
-        taken = round(sum(s.sequences * s.quanta[place] // QUANTA * s.sequence_length for s in facts.spec.stages))
+        from headway.data.mixture import counts
+
+        seed, stages = facts.spec.data_seed, facts.spec.stages
+        taken = sum(counts(s.sequences, s.quanta, seed)[place] * s.sequence_length for s in stages)
     return (source.name, *built, source.licence, *shares, taken, passes, source.cap_epochs)
 
 
@@ -83,7 +106,7 @@ def checkpoints_section(facts: PlanFacts) -> Section:
     )
     quantities = [size, saves, stored, interval, facts.save_seconds]
     if facts.deployment.failures.every is not None:
-        quantities += [facts.best_interval, *_failure_quantities(facts, interval)]
+        quantities += [facts.young_interval, facts.best_interval, *_failure_quantities(facts, interval)]
     return Section("Checkpoints and failures", tuple(quantities))
 
 
@@ -103,12 +126,22 @@ def _failure_quantities(facts: PlanFacts, interval: Quantity) -> list[Quantity]:
     }
     count = expected_failures(useful.number(), failures.every)
     made = [Quantity("expected_failures", count, "", "T0 / M", {"T0": useful, "M": failures.every}, "first order")]
+    made.append(_lost_first_order(useful, interval, rate, inputs))
     consistent, daly = wall_seconds_self_consistent(useful.number(), rate), wall_seconds_daly(useful.number(), rate)
     if daly is None or consistent is None:
         return [*made, unknown("wall_seconds_with_failures", "seconds", "failures come faster than work is saved")]
     formula = "M e^(R/M) (e^((tau+c)/M) - 1) T0 / tau; range: to the self-consistent formula"
     low, high = sorted((daly, consistent))
     return [*made, Quantity("wall_seconds_with_failures", daly, "seconds", formula, inputs, "Daly 2006", low, high)]
+
+
+def _lost_first_order(useful: Quantity, interval: Quantity, rate: Interruptions, inputs: dict[str, Input]) -> Quantity:
+    """What can be checked in one's head; the range is that of the step time, which is in T0 and in tau."""
+    at = [(q or useful.number(), t or interval.number()) for q, t in ((useful.low, interval.low), (useful.high, interval.high))]
+    low, high = (lost_seconds_first_order(t0, replace(rate, interval=tau)) for t0, tau in at)
+    value = lost_seconds_first_order(useful.number(), rate)
+    used = {name: inputs[name] for name in ("T0", "M", "R", "tau")}
+    return Quantity("lost_to_failures_seconds", value, "seconds", "T0 / M x (tau / 2 + R)", used, "first order", low, high)
 
 
 def time_section(facts: PlanFacts) -> Section:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from headway.base.units import format_seconds
 from headway.formulas.failures import Interruptions, wall_seconds_daly
 from headway.formulas.flops import Convention, attention_flops_per_token, flops_per_token
+from headway.plan.declared import not_acted_upon
 from headway.plan.facts import PlanFacts
 from headway.plan.plan import Risk
 from headway.recipe.schedules import rate_factor
@@ -136,6 +137,7 @@ RULES: tuple[Callable[[PlanFacts], Iterator[Risk]], ...] = (
     rare_checkpoints,
     memory_too_small,
     impossible_utilisation,
+    not_acted_upon,
 )
 
 

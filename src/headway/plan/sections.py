@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from headway.base.units import format_count
-from headway.formulas.flops import Convention, flops_quantity
+from headway.formulas.flops import Convention, convert_mfu, flops_quantity
 from headway.formulas.quantity import Input, Quantity
+from headway.plan.declared import declared_section
 from headway.plan.facts import PlanFacts
 from headway.plan.outlook import checkpoints_section, data_section, memory_section, time_section
 from headway.plan.plan import Cell, Column, Section, Table
@@ -75,9 +76,11 @@ def _utilisation(facts: PlanFacts) -> list[Quantity]:
     if peak is None or not facts.calibration:
         return []
     made = []
+    per_token = facts.total_flops(Convention.CAUSAL).number() / facts.tokens.number()
+    causal = per_token * rate.number() / (peak * facts.deployment.world)
     for convention in (Convention.CAUSAL, Convention.FULL):
         flops = facts.total_flops(convention)
-        value = rate.number() * flops.number() / facts.tokens.number() / (peak * facts.deployment.world)
+        value = convert_mfu(causal, facts.spec.model, facts.mean_context, of=Convention.CAUSAL, to=convention)
         inputs: dict[str, Input] = {
             "rate": rate,
             "flops": flops,
@@ -178,4 +181,5 @@ SECTIONS: tuple[Callable[[PlanFacts], Section | None], ...] = (
     data_section,
     checkpoints_section,
     time_section,
+    declared_section,
 )

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 Finding = tuple[KeyPath, Problem]
 LARGEST_UINT16_VOCABULARY = 2**16
+SMALLEST_CLIP_NORM = 1e-12
 
 
 def check_objective(objective: Objective) -> Iterator[Finding]:
@@ -75,10 +76,28 @@ def check_optimizer(optimizer: Optimizer) -> Iterator[Finding]:
                 "lower beta1 or raise beta2",
             ),
         )
+    if 0 < optimizer.clip_norm < SMALLEST_CLIP_NORM:
+        yield (
+            ("optimizer", "clip_norm"),
+            Problem(
+                f"clip_norm is {optimizer.clip_norm:g}",
+                f"gradients scaled to less than {SMALLEST_CLIP_NORM:g} vanish in float32",
+                "raise it; 1.0 is usual, 0 means no clipping",
+            ),
+        )
 
 
 def check_data(data: Data) -> Iterator[Finding]:
     yield from _repeated(("data", "sources"), dict(enumerate(source.name for source in data.sources)), "sources")
+    if data.held_out == 0:
+        yield (
+            ("data", "held_out"),
+            Problem(
+                "no tokens are held out",
+                "every run is judged on text that it never saw: its last step is always evaluated",
+                'set apart at least one sequence of the longest stage, for example held_out = "100k"',
+            ),
+        )
     for index, source in enumerate(data.sources):
         needs_path = source.kind in ("text-tree", "jsonl")
         if needs_path and source.path is None:
@@ -205,7 +224,8 @@ def check_vocabulary(tokenizer: Tokenizer, data: Data) -> Iterator[Finding]:
 
 
 def divisors(number: int) -> list[int]:
-    return [d for d in range(1, number + 1) if number % d == 0]
+    small = [d for d in range(1, math.isqrt(number) + 1) if number % d == 0]
+    return sorted({*small, *(number // d for d in small)})
 
 
 def nearest_hint(word: str, known: Sequence[str]) -> str:

@@ -7,10 +7,13 @@ Every field has a default; together they mean one process on this machine. ``lay
 from __future__ import annotations
 
 import math
-from typing import Annotated, Literal
+import os
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
+from pydantic_core import PydanticCustomError
 
+from headway.base import units
 from headway.recipe.fields import (
     Bytes,
     BytesPerSecond,
@@ -77,13 +80,28 @@ class LogPolicy(Section):
     every_steps: Whole = said("steps between two progress lines", 10)
 
 
+MIN_LEASE_TTL_SECONDS = 1.0
+
+
+def _long_enough_to_renew(seconds: float) -> float:
+    if seconds < MIN_LEASE_TTL_SECONDS:
+        rule = "a lease lasts at least 1s: its owner renews it ten times in that time, and gives it up after half of it"
+        raise PydanticCustomError("quantity", "{seen}", {"seen": f"a lease of {units.format_seconds(seconds)}", "rule": rule})
+    return seconds
+
+
 class Supervise(Section):
     """How a run is watched and restarted."""
 
     max_fruitless_attempts: Whole = said("attempts in a row without a newly committed step before the run is given up", 3)
-    lease_ttl: Annotated[Seconds, Field(gt=0)] = said("a lease whose counter stood still this long is free, duration", 15.0)
+    lease_ttl: Annotated[Seconds, AfterValidator(_long_enough_to_renew)] = said(
+        "a lease whose counter stood still this long is free, duration, at least 1s", 15.0
+    )
     hang_floor: Annotated[Seconds, Field(gt=0)] = said("no progress for less than this is never a hang, duration", 120.0)
-    grace: Annotated[Seconds, Field(gt=0)] = said("time between the termination signal and the kill, duration", 30.0)
+    grace: Annotated[Seconds, Field(gt=0)] = said(
+        "least time between the termination signal and the kill, duration; twice the longest step and save seen, if that is more",
+        30.0,
+    )
 
 
 class Deployment(Section):
@@ -94,7 +112,7 @@ class Deployment(Section):
     accelerator: Accelerator = said("the device", Accelerator())
     nodes: Whole = said("machines", 1)
     processes_per_node: Whole = said("processes per machine, one per device", 1)
-    threads: Whole | None = said("threads per process; None: the cores this process may use", None)
+    threads: Whole | None = said("threads per process, at most 1,024; None: the cores this process may use", None, le=1024)
     micro_batch: Tokens | None = said("tokens per process in one forward pass; None: 8,192. Only splits the batch", None)
     price_per_hour: Annotated[float, Field(ge=0)] | None = said("price of one device hour; None: unknown", None)
     currency: str = said("currency of the price", "USD")
@@ -119,6 +137,20 @@ class Deployment(Section):
     @property
     def micro_batch_tokens(self) -> int:
         return self.micro_batch or DEFAULT_MICRO_BATCH_TOKENS
+
+    @property
+    def threads_per_process(self) -> int:
+        """As stated, or the cores that this process may use at this moment."""
+        return self.threads or len(os.sched_getaffinity(0))
+
+    def resolved(self) -> dict[str, Any]:
+        """Plain data with the keys of this schema, and nothing left open that the trainer acts on (law 2).
+
+        None stays where a figure is unknown (peak, price, failure rate). ``threads`` is what this machine offers now, so
+        that a resume elsewhere computes with as many and stays bitwise equal.
+        """
+        filled = {"micro_batch": self.micro_batch_tokens, "threads": self.threads_per_process}
+        return self.model_copy(update=filled).model_dump(mode="json", by_alias=True)
 
 
 DEFAULT_MICRO_BATCH_TOKENS = 8192

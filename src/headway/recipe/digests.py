@@ -3,14 +3,15 @@
 recipe digest    the recipe's meaning: every field with its default, without comments, order of keys and paths of
                  sources (where text lies says nothing about what it says; its content is in the manifest digest)
 spec digest      all of the Spec: recipe digest, data digests, derived values
-section digests  one per part of the Spec, so that a difference can be named
+section digests  one per part of the Spec and one per stage (lengths included), so that a difference can be named; run.json
+                 holds them, and a spec that was changed afterwards is refused by the names of its changed parts
 stream digests   one per stage: what decides which tokens stand at which position. Lengths, batches and rates are
                  left out, so that lengthening a stage does not refuse a resume
 """
 
 from __future__ import annotations
 
-import dataclasses
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from headway.base.digests import digest_json
@@ -44,12 +45,6 @@ def section_digests(spec: Spec) -> dict[str, str]:
     return {name: digest_json(value) for name, value in parts.items()}
 
 
-def stage_digests(spec: Spec) -> tuple[str, ...]:
-    """One digest per stage, in order, lengths included."""
-    return tuple(digest_json(dataclasses.asdict(stage)) for stage in spec.stages)
-
-
-def changed_sections(before: Spec, after: Spec) -> list[str]:
-    """Names of the parts that differ between two Specs."""
-    old, new = section_digests(before), section_digests(after)
-    return sorted(name for name in old.keys() | new.keys() if old.get(name) != new.get(name))
+def changed_sections(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:
+    """Names of the parts that differ between the section digests of two Specs."""
+    return sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name))

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from datetime import date, datetime
 from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic_core import PydanticCustomError
 
 from headway.base import units
@@ -46,23 +46,31 @@ def _not_empty(value: Any) -> Any:
     return _as_tuple(value)
 
 
+def _no_path(name: str) -> str:
+    if name in (".", ".."):  # names become directories
+        raise PydanticCustomError("string_pattern_mismatch", "it names a directory")
+    return name
+
+
 def _as_day(value: Any) -> Any:
     return value.isoformat() if isinstance(value, date | datetime) else value
 
 
-Tokens = Annotated[int, _quantity(units.parse_count), Field(ge=1)]
-TokensOrZero = Annotated[int, _quantity(units.parse_count), Field(ge=0)]
+Tokens = Annotated[int, _quantity(units.parse_count), Field(ge=1, lt=2**62)]
+TokensOrZero = Annotated[int, _quantity(units.parse_count), Field(ge=0, lt=2**62)]
 Entries = Annotated[int, _quantity(lambda value: units.parse_count(value, "entries")), Field(ge=1)]
 Seconds = Annotated[float, _quantity(units.parse_seconds), Field(ge=0)]
 Bytes = Annotated[int, _quantity(units.parse_bytes), Field(ge=1)]
 FlopsPerSecond = Annotated[int, _quantity(lambda value: units.parse_count(value, "flops")), Field(ge=1)]
 BytesPerSecond = Annotated[int, _quantity(units.parse_bytes), Field(ge=1)]
 Positive = Annotated[float, Field(gt=0)]
+RopeBase = Annotated[float, Field(ge=2, le=1e12)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Whole = Annotated[int, Field(ge=1)]
 WholeOrZero = Annotated[int, Field(ge=0)]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
-Name = Annotated[str, Field(pattern=r"^[^\s/](?:[^/\n]*[^\s/])?$", max_length=100)]
+_NAME = r"^[^\s/\p{Cc}](?:[^/\p{Cc}\p{Zl}\p{Zp}]*[^\s/\p{Cc}])?$"
+Name = Annotated[str, Field(pattern=_NAME, max_length=100), AfterValidator(_no_path)]
 Day = Annotated[str, BeforeValidator(_as_day)]
 Listed = Annotated[tuple[T, ...], BeforeValidator(_as_tuple)]
 Some = Annotated[tuple[T, ...], BeforeValidator(_not_empty)]

@@ -18,11 +18,16 @@ from typing import TYPE_CHECKING, Any
 from headway.base.errors import ConfigError, Problem, from_os_error
 from headway.recipe.checks import Finding, check_recipe, nearest_hint, run_checks
 from headway.recipe.lines import KeyPath, key_lines, line_of
-from headway.recipe.overrides import apply_overrides
+from headway.recipe.overrides import apply_overrides, shown
+from headway.recipe.plain_values import DEEPEST, unfit_values
 
 if TYPE_CHECKING:
     from headway.recipe.deployment import Deployment
     from headway.recipe.schema import Recipe
+
+
+LARGEST_TEXT_BYTES = 2**20
+"""Of a recipe or deployment; a device or a data file named by mistake ends here."""
 
 
 @dataclass(frozen=True)
@@ -39,11 +44,11 @@ class Document:
         """``file:line`` of a key path, or the override that set it; of the nearest table when the key itself is absent."""
         for key, override in self.applied.items():
             if _starts(path, key):
-                return f"--set {override}"
+                return shown(override)
         if path not in self.lines:
             for key, override in self.applied.items():
                 if _starts(key, path):
-                    return f"--set {override}"
+                    return shown(override)
         line = line_of(self.lines, path)
         return f"{self.path}:{line}" if line else self.path
 
@@ -122,13 +127,31 @@ def _tables(value: Any) -> list[dict]:
 def read_document(path: Path | None, overrides: list[str], kind: str) -> tuple[Document, list[Problem]]:
     """The TOML of ``path`` (None: an empty file) with its overrides applied. A syntax error ends the reading."""
     text = _read_text(path, kind) if path is not None else ""
+    data, lines = _read_toml(text, path)
+    applied, problems = apply_overrides(data, overrides)
+    document = Document(text, str(path) if path else f"default {kind}", data, lines, applied)
+    unfit = place(unfit_values(data), document)
+    if unfit:  # nothing may touch these values, so the schema's own findings must wait
+        raise ConfigError(sorted_problems(problems + unfit))
+    return document, problems
+
+
+def _read_toml(text: str, path: Path | None) -> tuple[dict, dict[KeyPath, int]]:
+    """The data and the line of every key; one clear error for whatever the parsers make of the text."""
+    import re
+
     try:
-        data = tomllib.loads(text)
+        return tomllib.loads(text), key_lines(text)
     except tomllib.TOMLDecodeError as error:
         raise _syntax_error(error, text, path) from error
-    lines = key_lines(text)
-    applied, problems = apply_overrides(data, overrides)
-    return Document(text, str(path) if path else f"default {kind}", data, lines, applied), problems
+    except RecursionError:
+        rule = f"values are nested at most {DEEPEST} deep"
+        raise ConfigError("lists or tables are nested too deep", rule, "check the brackets", str(path)) from None
+    except ValueError as error:  # the parser's limit of digits
+        found = re.search(r"[0-9_]{4000}", text)
+        line = text.count("\n", 0, found.start() if found else 0) + 1
+        seen, rule = "a value cannot be read", "whole numbers lie between -2^63 and 2^63"
+        raise ConfigError(seen, rule, "check the number", f"{path}:{line}" if found else str(path)) from error
 
 
 def place(findings: Iterable[Finding], document: Document) -> list[Problem]:
@@ -141,7 +164,8 @@ def sorted_problems(problems: list[Problem]) -> list[Problem]:
 
     def key(problem: Problem) -> tuple[str, int]:
         head, _, line = problem.where.rpartition(":")
-        return (head, int(line)) if line.isdigit() else (problem.where, 0)
+        is_line = line.isascii() and line.isdecimal() and len(line) <= 9  # an override may end in anything
+        return (head, int(line)) if is_line else (problem.where, 0)
 
     return sorted(dict.fromkeys(problems), key=key)
 
@@ -189,9 +213,13 @@ def _find(given: str | Path, suffix: str, kind: str) -> Path:
 
 def _read_text(path: Path, kind: str) -> str:
     try:
-        return path.read_bytes().decode("utf-8-sig")
+        with path.open("rb") as file:  # once: it may be a pipe
+            data = file.read(LARGEST_TEXT_BYTES + 1)
+        if len(data) > LARGEST_TEXT_BYTES:
+            raise ConfigError(f"{path} is longer than 1 MiB", f"a {kind} is a TOML file of a few KiB", "check the path")
+        return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        line = path.read_bytes()[: error.start].count(b"\n") + 1
+        line = data[: error.start].count(b"\n") + 1
         raise ConfigError("the text is not UTF-8", "TOML is UTF-8", "save the file as UTF-8", f"{path}:{line}") from error
     except FileNotFoundError as error:
         rule = "it is a TOML file or the name of a preset"

@@ -11,19 +11,25 @@ from typing import Any
 
 from headway.base.errors import Problem
 from headway.recipe.lines import KeyPath
+from headway.recipe.plain_values import printable
 
 
 def read_value(text: str) -> Any:
-    """``8`` -> 8, ``true`` -> True, ``[1, 2]`` -> a list, ``250M`` -> "250M"."""
+    """``8`` -> 8, ``true`` -> True, ``[1, 2]`` -> a list, ``250M`` -> "250M". ValueError, RecursionError: beyond TOML."""
     try:
         read = tomllib.loads(f"value = {text}")
-    except (tomllib.TOMLDecodeError, RecursionError):
+    except tomllib.TOMLDecodeError:
         return text
     return read["value"] if read.keys() == {"value"} else text
 
 
 def parse_path(text: str) -> KeyPath:
-    return tuple(int(part) if part.isdigit() else part for part in text.strip().split("."))
+    return tuple(int(part) if _is_place(part) else part for part in text.strip().split("."))
+
+
+def _is_place(part: str) -> bool:
+    """A place in a list: few ASCII digits. Others are digits too (superscripts), and no list is that long."""
+    return part.isascii() and part.isdecimal() and len(part) <= 9
 
 
 def apply_overrides(data: dict, overrides: list[str]) -> tuple[dict[KeyPath, str], list[Problem]]:
@@ -36,7 +42,12 @@ def apply_overrides(data: dict, overrides: list[str]) -> tuple[dict[KeyPath, str
             problems.append(_problem(override, "an override has no key or no value", "write it like --set model.layers=8"))
             continue
         path = parse_path(key)
-        seen = _put(data, path, read_value(value.strip()))
+        try:
+            seen = _put(data, path, read_value(value.strip()))
+        except (ValueError, RecursionError):
+            rule = "numbers have at most 64 bits, lists and tables are not nested deep"
+            problems.append(Problem("the value cannot be read", rule, "check the value", shown(override)))
+            continue
         if seen:
             problems.append(_problem(override, seen, "check the path; places in a list count from 0"))
         else:
@@ -67,4 +78,9 @@ def _put(data: dict, path: KeyPath, value: Any) -> str | None:
 
 
 def _problem(override: str, seen: str, way_out: str) -> Problem:
-    return Problem(seen, "overrides have the form key.path=value", way_out, f"--set {override}")
+    return Problem(printable(seen, 300), "overrides have the form key.path=value", way_out, shown(override))
+
+
+def shown(override: str) -> str:
+    """An override as the place of a problem."""
+    return f"--set {printable(override)}"

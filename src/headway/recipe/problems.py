@@ -54,7 +54,7 @@ def _problem(root: type[BaseModel], details: Any, document: Document) -> Problem
         allowed = details["ctx"]["expected"].replace("'", "").replace(" or ", ", ").split(", ")
         hint = nearest_hint(str(seen_value), allowed)
         return Problem(f"{dotted(path)} = {seen_value!r} is not known", f"it is one of {', '.join(allowed)}", hint, where)
-    message = _MESSAGES.get(kind, details["msg"][0].lower() + details["msg"][1:])
+    message = _bound(kind, details) or _MESSAGES.get(kind, details["msg"][0].lower() + details["msg"][1:])
     return Problem(f"{dotted(path) or 'the file'} = {_show(seen_value)}: {message}", description, "", where)
 
 
@@ -68,7 +68,25 @@ _MESSAGES = {
     "dict_type": "a table was expected",
     "model_type": "a table was expected",
     "finite_number": "a finite number was expected",
+    "string_pattern_mismatch": "a name has no slash, no control character and no space at its ends, and is not . or ..",
 }
+
+
+_BOUNDS = {
+    "greater_than": ("gt", "greater than"),
+    "greater_than_equal": ("ge", "greater than or equal to"),
+    "less_than": ("lt", "less than"),
+    "less_than_equal": ("le", "less than or equal to"),
+}
+
+
+def _bound(kind: str, details: Any) -> str:
+    """The limit that was crossed, as people write it; empty when the problem is another one."""
+    if kind not in _BOUNDS:
+        return ""
+    key, words = _BOUNDS[kind]
+    limit = details["ctx"][key]
+    return f"input should be {words} {f'{limit:,}' if isinstance(limit, int) else f'{limit:g}'}"
 
 
 def dotted(path: KeyPath) -> str:

@@ -7,7 +7,9 @@ Planner, trainer, monitor and plots all call these. Position is the trained inde
     steps                      0, 1, ... 255,  256, 257, ...        447
 
 The learning rate of a step is the stage's curve at the middle of the step's tokens: above zero at the first step of a
-warm-up, above zero at the last step of a decay to zero, and exact in the integral under any batch ramp.
+warm-up, above zero at the last step of a decay to zero. Where the curve is a straight line over the step (constant, linear,
+warm-up) its integral over the tokens is exact, whatever the batch ramp; on a curved piece, and in the one step that spans a
+corner, it is the midpoint rule, off by a term that falls with the square of the batch.
 """
 
 from __future__ import annotations
@@ -156,3 +158,15 @@ class Schedule:
             return False
         crossed = self.tokens_before(step_done) // every > self.tokens_before(step_done - 1) // every
         return crossed or step_done == self.total_steps
+
+    def count_evaluations(self) -> int:
+        """How many boundaries of the run have an evaluation due, without walking all steps."""
+        every, count, at = self.spec.evaluation.every_tokens, 0, 0
+        for stage, phases in zip(self.spec.stages, self._steps, strict=True):
+            for phase, steps in zip(stage.phases, phases, strict=True):
+                batch = phase.batch_sequences * stage.sequence_length
+                # a batch of at least every_tokens passes a multiple each time, a smaller one never two
+                count += steps if batch >= every else (at + steps * batch) // every - at // every
+                at += steps * batch
+        last_passed = at // every > self.tokens_before(self.total_steps - 1) // every
+        return count if last_passed else count + 1

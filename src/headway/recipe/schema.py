@@ -25,6 +25,7 @@ from headway.recipe.fields import (
     Listed,
     Name,
     Positive,
+    RopeBase,
     Seconds,
     Section,
     Seed,
@@ -38,6 +39,9 @@ from headway.recipe.fields import (
 
 Shape = Literal["constant", "linear", "cosine", "inverse_sqrt", "one_minus_sqrt"]
 SourceKind = Literal["text-tree", "jsonl", "python-stdlib", "pydoc-topics"]
+
+# Far above anything that trains, and low enough that every product of sizes stays exact and every plan ends at once.
+LARGEST_WIDTH, LARGEST_HEADS = 2**24, 65_536
 
 
 def said(description: str, default: Any = ..., **limits: Any) -> Any:
@@ -96,24 +100,30 @@ class Tokenizer(Section):
     """How text becomes tokens. Trained on the run's own sources when the data is built."""
 
     kind: Literal["bpe"] = said("byte-level byte pair encoding", "bpe")
-    vocabulary: Entries = said("entries, special tokens included; at least 257 (256 bytes and the document token)", ge=257)
+    vocabulary: Entries = said(
+        "entries, special tokens included; 257 (256 bytes and the document token) to 2^31", ge=257, le=2**31
+    )
     document_token: str = said("special token that stands at the head of every document", "<|document|>", min_length=1)
 
 
 class Model(Section):
     """A dense decoder: pre-norm, grouped-query attention with RoPE, SwiGLU. Widths are global, before any sharding."""
 
-    layers: Whole = said("blocks of attention and feed-forward")
-    width: Whole = said("width of the residual stream")
-    heads: Whole = said("query heads")
-    kv_heads: Whole | None = said("key and value heads, a divisor of heads; None: as many as heads", None)
-    head_width: Whole | None = said("width of a head, even (RoPE turns pairs); None: width / heads", None)
-    ffn_width: Whole | None = said("inner width of the feed-forward; None: 8/3 of width, rounded to a multiple of 64", None)
-    rope_base: Positive = said("base of the RoPE frequencies; a stage may raise it for longer context", 10_000.0)
-    norm_epsilon: Positive = said("added to the mean square in RMSNorm", 1e-5)
+    layers: Whole = said("blocks of attention and feed-forward, at most 10,000", le=10_000)
+    width: Whole = said("width of the residual stream, at most 2^24", le=LARGEST_WIDTH)
+    heads: Whole = said("query heads, at most 65,536", le=LARGEST_HEADS)
+    kv_heads: Whole | None = said("key and value heads, a divisor of heads; None: as many as heads", None, le=LARGEST_HEADS)
+    head_width: Whole | None = said("width of a head, even (RoPE turns pairs); None: width / heads", None, le=LARGEST_WIDTH)
+    ffn_width: Whole | None = said(
+        "inner width of the feed-forward, at most 2^24; None: 8/3 of width, rounded to a multiple of 64", None, le=LARGEST_WIDTH
+    )
+    rope_base: RopeBase = said("base of the RoPE frequencies, 2 to 1e12; a stage may raise it for longer context", 10_000.0)
+    norm_epsilon: Positive = said("added to the mean square in RMSNorm, 1e-12 to 1: float32 must feel it", 1e-5, ge=1e-12, le=1)
     qk_norm: bool = said("RMSNorm on queries and keys per head: keeps attention logits bounded", True)
     tied_embeddings: bool = said("one matrix for embedding and head", False)
-    init_std: Positive = said("standard deviation of initial matrices; residual outputs get it / sqrt(2 layers)", 0.02)
+    init_std: Positive = said(
+        "standard deviation of initial matrices, 1e-12 to 10; residual outputs get it / sqrt(2 layers)", 0.02, ge=1e-12, le=10
+    )
 
 
 # --- data ---------------------------------------------------------------------------------------------------------------
@@ -157,9 +167,9 @@ class Rate(Section):
 
     warmup: TokensOrZero = said("tokens of linear warm-up at the head of the stage; 0: none", 0)
     shape: Shape = said("curve after the warm-up", "constant")
-    start: Positive = said("share of the peak rate after the warm-up", 1.0)
-    end: Annotated[float, Field(ge=0)] | None = said(
-        "share of the peak at the stage's end; None: start if constant, else 0", None
+    start: Positive = said("share of the peak rate after the warm-up, at most 10", 1.0, le=10)
+    end: Annotated[float, Field(ge=0, le=10)] | None = said(
+        "share of the peak at the stage's end, at most 10; None: start if constant, else 0", None
     )
 
 
@@ -179,12 +189,12 @@ class Stage(Section):
 
     name: Name = said("name used in records and layouts")
     tokens: Tokens = said("tokens to train; whole batches are added until they reach it")
-    sequence: Whole = said("tokens per sequence", ge=2)
+    sequence: Whole = said("tokens per sequence, 2 to 2^30", ge=2, le=2**30)
     batch: Tokens | None = said("tokens per optimizer step, over all replicas; None: see ramp", None)
     ramp: Listed[RampPhase] = said("batch sizes in phases, instead of batch", ())
     rate: Rate = said("learning-rate curve of the stage")
     mixture: dict[str, Annotated[float, Field(ge=0)]] = said("source -> weight, as shares of target tokens; any scale")
-    rope_base: Positive | None = said("base of the RoPE frequencies in this stage; None: as the stage before", None)
+    rope_base: RopeBase | None = said("base of the RoPE frequencies in this stage, 2 to 1e12; None: as the stage before", None)
     entry_gates: Listed[Gate] = said("conditions to start the stage", ())
     exit_gates: Listed[Gate] = said("conditions to leave the stage", ())
 
@@ -196,18 +206,20 @@ class Optimizer(Section):
     """AdamW with decoupled decay; no decay on gains and embeddings."""
 
     kind: Literal["adamw"] = said("the update rule", "adamw")
-    peak_rate: Positive = said("learning rate where a stage's factor is 1", lt=1)
-    beta1: Share = said("decay of the first moment", 0.9, lt=1)
-    beta2: Share = said("decay of the second moment; .95 forgets in 20 steps, .999 in 1,000", 0.95, lt=1)
-    epsilon: Positive = said("added to the root of the second moment", 1e-8)
-    weight_decay: Annotated[float, Field(ge=0)] = said("decoupled decay of matrices, times the learning rate", 0.1)
+    peak_rate: Positive = said("learning rate where a stage's factor is 1; 1e-30 or more, less is 0 in float32", ge=1e-30, lt=1)
+    beta1: Share = said("decay of the first moment, below 1", 0.9, lt=1)
+    beta2: Share = said("decay of the second moment, below 1; .95 forgets in 20 steps, .999 in 1,000", 0.95, lt=1)
+    epsilon: Positive = said("added to the root of the second moment, 1e-30 to 1: less is 0 in float32", 1e-8, ge=1e-30, le=1)
+    weight_decay: Annotated[float, Field(ge=0)] = said(
+        "decoupled decay of matrices, times the learning rate, at most 10", 0.1, le=10
+    )
     clip_norm: Annotated[float, Field(ge=0)] = said("largest global gradient norm, larger ones are scaled; 0: no clipping", 1.0)
 
 
 class Stability(Section):
     """Measures against divergence."""
 
-    z_loss: Annotated[float, Field(ge=0)] = said("weight of mean(logsumexp(logits)^2); 0: none", 1e-4)
+    z_loss: Annotated[float, Field(ge=0)] = said("weight of mean(logsumexp(logits)^2), at most 1; 0: none", 1e-4, le=1)
 
 
 class Precision(Section):
@@ -222,14 +234,14 @@ class Evaluation(Section):
     every: Tokens = said("trained tokens between two held-out evaluations")
     tokens_per_source: Tokens = said("held-out tokens scored per source, at most", 20_000)
     prompts: Listed[str] = said("texts decoded greedily before, at evaluations and after", ())
-    sample_tokens: WholeOrZero = said("tokens decoded per prompt; 0: none", 32)
+    sample_tokens: WholeOrZero = said("tokens decoded per prompt, at most 65,536; 0: none", 32, le=65_536)
 
 
 class SpikePolicy(Section):
     """What happens when the loss spikes: go back, skip, and on recurrence go slower."""
 
-    rewind_steps: WholeOrZero = said("restore the newest checkpoint at least this many steps before the spike", 100)
-    skip_batches: WholeOrZero = said("batches left out after the restore", 300)
+    rewind_steps: WholeOrZero = said("restore the newest checkpoint at least this many steps before the spike", 100, lt=2**62)
+    skip_batches: WholeOrZero = said("batches left out after the restore", 300, lt=2**62)
     recurrence_rate_factor: Annotated[float, Field(gt=0, le=1)] = said("rate is multiplied by this if the spike comes back", 0.8)
 
 

@@ -10,13 +10,11 @@ index on, so any step's place follows by arithmetic (``schedules.py``).
 from __future__ import annotations
 
 import dataclasses
-import types
-import typing
 from dataclasses import dataclass, field
-from typing import Any
 
 from headway.base.digests import digest_json
 from headway.base.errors import RunError
+from headway.base.plain import from_plain
 
 QUANTA = 65_536
 """Mixture weights are this many parts, always (CONTRACTS section 1)."""
@@ -174,28 +172,3 @@ class Spec:
     def is_draft(self) -> bool:
         """A draft was resolved before its data was built: it can be planned, not run."""
         return self.manifest_digest is None
-
-
-def from_plain(cls: Any, value: Any) -> Any:
-    """Plain JSON -> (nested) dataclass ``cls``. Unknown and missing keys are errors; nothing is imported by name."""
-    origin, args = typing.get_origin(cls), typing.get_args(cls)
-    if origin in (types.UnionType, typing.Union):
-        inner = [a for a in args if a is not type(None)]
-        return None if value is None else from_plain(inner[0], value)
-    if origin is tuple:
-        if not isinstance(value, list | tuple):
-            raise RunError(f"{value!r} stands where a list belongs", "a saved object has the types of its schema")
-        return tuple(from_plain(args[0], item) for item in value)
-    if not isinstance(cls, type) or not dataclasses.is_dataclass(cls):
-        return float(value) if cls is float and isinstance(value, int) else value
-    if not isinstance(value, dict):
-        raise RunError(f"{cls.__name__}: {value!r} stands where an object belongs", "a saved object has the types of its schema")
-    hints = typing.get_type_hints(cls)
-    fields = {f.name: f for f in dataclasses.fields(cls)}
-    unknown, required = set(value) - set(fields), {n for n, f in fields.items() if f.default is f.default_factory}
-    if unknown or required - set(value):
-        raise RunError(
-            f"{cls.__name__}: unknown keys {sorted(unknown)}, missing keys {sorted(required - set(value))}",
-            "a saved object has exactly the keys of its schema",
-        )
-    return cls(**{name: from_plain(hints[name], item) for name, item in value.items()})  # type: ignore[operator]

@@ -17,7 +17,7 @@ from headway.base.errors import HeadwayError
 from headway.base.files import read_json
 from headway.base.records import read_records
 from headway.rundir.layout import RunDirectory
-from headway.rundir.metrics import decode_row
+from headway.rundir.metrics import decode_row, is_kept, last_kept_steps
 from headway.rundir.segments import Segment, current_chain, read_segments
 
 
@@ -40,7 +40,7 @@ class SegmentFacts:
 
     def keeps(self, step: int) -> bool:
         """Whether what this segment did at ``step`` is part of the run's history."""
-        return self.on_chain and (self.kept_until is None or step <= self.kept_until)
+        return self.on_chain and is_kept({"step": step}, self.kept_until)
 
     @property
     def environment(self) -> dict[str, Any]:
@@ -50,11 +50,19 @@ class SegmentFacts:
         return found if isinstance(found, dict) else {}
 
     @property
+    def ended_by_itself(self) -> bool:
+        """Whether its own last word is there. Without it the trainer was cut off, whatever the exit record can say."""
+        return self.last("end") is not None
+
+    @property
     def killed(self) -> bool:
-        """Whether the trainer ended other than by its own decision."""
+        """Whether it ended other than by its own decision.
+
+        After a take-over its exit status is not known, but its last word is missing.
+        """
         if self.exit is None:
             return False
-        return self.exit.get("signal") is not None or self.exit.get("code") not in (0, None)
+        return self.exit.get("signal") is not None or self.exit.get("code") not in (0, None) or not self.ended_by_itself
 
 
 def attempt(read: Callable[[], Any], what: str, path: Path, missing: list[str]) -> Any:
@@ -72,7 +80,7 @@ def attempt(read: Callable[[], Any], what: str, path: Path, missing: list[str]) 
 def read_attempts(run: RunDirectory, events: tuple[dict, ...], missing: list[str]) -> tuple[SegmentFacts, ...]:
     known = attempt(lambda: read_segments(run), "the record of segments", run.segments, missing) or []
     chain = attempt(lambda: current_chain(known), "the chain of segments", run.segments, missing) or []
-    kept_until = _kept_until(chain)
+    kept_until = last_kept_steps(chain)
     return tuple(_read_one(run, segment, kept_until, events, missing) for segment in known)
 
 
@@ -90,16 +98,6 @@ def _read_one(
         on_chain=segment.id in kept_until,
         kept_until=kept_until.get(segment.id),
         records=tuple(decode_row(record) for record in lines.records if isinstance(record, dict)),
-        exit=next((event for event in reversed(exits) if not event.get("late")), None),
+        exit=exits[-1] if exits else None,
         error=error if isinstance(error, dict) else None,
     )
-
-
-def _kept_until(chain: list[Segment]) -> dict[int, int | None]:
-    """Per segment of the chain: the last step that no later restore went back behind."""
-    limit: int | None = None
-    result: dict[int, int | None] = {}
-    for segment in reversed(chain):
-        result[segment.id] = limit
-        limit = segment.restored_step if limit is None else min(limit, segment.restored_step)
-    return result

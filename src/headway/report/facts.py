@@ -27,8 +27,9 @@ from headway.report.rows import (
     whole,
 )
 from headway.report.stored import stored_parameters
-from headway.rundir.events import read_events
+from headway.rundir.events import EventChain, read_event_chain
 from headway.rundir.layout import RunDirectory
+from headway.store.admissible import refusals
 
 
 @dataclass(frozen=True)
@@ -41,12 +42,14 @@ class RunFacts:
     plan: dict[str, Any] | None
     segments: tuple[SegmentFacts, ...]
     events: tuple[dict, ...]
+    late: tuple[dict, ...]  # written by an owner after it had lost its lease: shown, no part of what happened
     steps: Steps
     evaluations: tuple[Evaluation, ...]
     saves: tuple[Save, ...]
     samples: tuple[Sample, ...]
     ledger: Ledger | None
     categories: dict[str, int]  # the ledger's sums, ns, largest first
+    refused: tuple[dict, ...]  # {checkpoint, reason} of every checkpoint that was found damaged
     findings: tuple[Finding, ...] | None  # of the alarms over the history; None: they could not be worked out
     stored_parameters: int | None  # counted in the newest checkpoint that reads well
     missing: tuple[str, ...]
@@ -81,7 +84,7 @@ class RunFacts:
     @property
     def state(self) -> str:
         """complete, stopped, failed; or unfinished: nobody recorded an end."""
-        finishes = [e for e in self.events if e.get("kind") in ("finish", "open", "launch") and not e.get("late")]
+        finishes = [e for e in self.events if e.get("kind") in ("finish", "open", "launch")]
         if finishes and finishes[-1]["kind"] == "finish":
             return str(finishes[-1].get("state", "unfinished"))
         end = self.segments[-1].last("end") if self.segments else None
@@ -103,12 +106,15 @@ def gather(run: RunDirectory) -> RunFacts:
     plan = (
         attempt(lambda: read_json(run.plan_file, "plan"), "plan.json", run.plan_file, missing) if run.plan_file.exists() else None
     )
-    events = tuple(attempt(lambda: read_events(run), "the record of events", run.events, missing) or ())
+    read = attempt(lambda: read_event_chain(run), "the record of events", run.events, missing) or EventChain([], [])
+    events = tuple(read.chain)
     segments = read_attempts(run, events, missing)
-    ledger = attempt(lambda: _ledger(events, segments), "the ledger of time", run.root, missing)
+    ledger = attempt(lambda: _ledger(events, segments, spec), "the ledger of time", run.root, missing)
     rows = [(facts, record) for facts in segments for record in facts.records]
     kept = [record for facts, record in rows if facts.keeps(whole(record.get("step")))]
-    findings = attempt(lambda: tuple(find_alarms(kept)), "the alarms", run.root, missing)
+    rejected = [event for event in events if event.get("kind") == "checkpoint_rejected"]
+    refused = (*rejected, *(attempt(lambda: refusals(run), "the record of refused checkpoints", run.root, missing) or ()))
+    findings = attempt(lambda: tuple(find_alarms(kept, refused)), "the alarms", run.root, missing)
     saves = gather_saves(rows, run)
     return RunFacts(
         root=run.root,
@@ -117,19 +123,22 @@ def gather(run: RunDirectory) -> RunFacts:
         plan=plan if isinstance(plan, dict) else None,
         segments=segments,
         events=events,
+        late=tuple(read.late),
         steps=gather_steps(rows),
         evaluations=gather_evaluations(rows),
         saves=saves,
         samples=gather_samples(rows),
         ledger=ledger,
         categories=ledger.categories if ledger is not None else {},
+        refused=refused,
         findings=findings,
         stored_parameters=stored_parameters(run, saves),
         missing=tuple(missing),
     )
 
 
-def _ledger(events: tuple[dict, ...], segments: tuple[SegmentFacts, ...]) -> Ledger:
+def _ledger(events: tuple[dict, ...], segments: tuple[SegmentFacts, ...], spec: Spec | None) -> Ledger:
     """From the records that were read already."""
     rows = {facts.segment.id: list(facts.records) for facts in segments}
-    return build_ledger(list(events), rows, [facts.segment for facts in segments if facts.on_chain])
+    chain = [facts.segment for facts in segments if facts.on_chain]
+    return build_ledger(list(events), rows, chain, Schedule(spec) if spec is not None else None)

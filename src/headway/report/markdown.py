@@ -59,7 +59,9 @@ def _span(piece: str | Span) -> str:
     if piece.style is Style.CODE:
         return code_span(piece.text)
     if piece.style is Style.STRONG:
-        return f"**{escape(piece.text)}**" if piece.text.strip() else escape(piece.text)
+        inner = piece.text.strip()  # a space inside the marks would make them plain asterisks
+        before, _, after = piece.text.partition(inner) if inner else (piece.text, "", "")
+        return f"{before}**{escape(inner)}**{after}" if inner else escape(piece.text)
     return "" if piece.style is Style.SWATCH else escape(piece.text)
 
 

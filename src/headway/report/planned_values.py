@@ -23,7 +23,7 @@ class Compared:
     unit: str
     actual: Callable[[Material], float | int | None]
     whole_run: bool = False  # only comparable once the run is complete
-    also: tuple[str, ...] = ()  # quantities that are added where the plan has them
+    planned: Callable[[dict[str, dict]], dict | None] | None = None  # where the plan's own number is not what the run measures
 
 
 def plan_quantities(plan: dict[str, Any] | None) -> dict[str, dict]:
@@ -32,17 +32,9 @@ def plan_quantities(plan: dict[str, Any] | None) -> dict[str, dict]:
 
 
 def planned_for(entry: Compared, quantities: dict[str, dict]) -> dict | None:
-    """The plan's side of a comparison, with what belongs to it added to value and band; None when the plan is silent."""
+    """The plan's side of a comparison; None when the plan is silent."""
     found = next((quantities[name] for name in entry.names if name in quantities), None)
-    more = [quantities[name] for name in entry.also if quantities.get(name, {}).get("value") is not None]
-    if found is None or found.get("value") is None or not more:
-        return found
-    total = {key: sum(_or_value(part, key) for part in (found, *more)) for key in ("value", "low", "high")}
-    return {**found, **total, "formula": " + ".join(str(part["name"]) for part in (found, *more))}
-
-
-def _or_value(quantity: dict, key: str) -> float:
-    return quantity["value"] if quantity.get(key) is None else quantity[key]
+    return (entry.planned(quantities) if entry.planned else None) or found
 
 
 def _quantities(node: Any) -> Iterator[dict]:
@@ -57,12 +49,61 @@ def _quantities(node: Any) -> Iterator[dict]:
             yield from _quantities(value)
 
 
+def _training(quantities: dict[str, dict]) -> dict | None:
+    """Steps with the digests of the state that the deployment asks for: a step that runs takes both."""
+    steps, digests = quantities.get("training_seconds"), quantities.get("digesting_seconds")
+    if not steps or not digests or steps.get("value") is None or digests.get("value") is None:
+        return None
+    total = {key: _or_value(steps, key) + _or_value(digests, key) for key in ("value", "low", "high")}
+    return {**steps, **total, "formula": "training_seconds + digesting_seconds"}
+
+
+def _per_step(quantities: dict[str, dict]) -> dict | None:
+    training, steps = _training(quantities), (quantities.get("steps") or {}).get("value")
+    if not training or not steps:
+        return None
+    shares = {key: training[key] / steps for key in ("value", "low", "high")}
+    return {**training, **shares, "formula": f"({training['formula']}) / steps"}
+
+
+def _rate(quantities: dict[str, dict]) -> dict | None:
+    training, tokens = _training(quantities), (quantities.get("tokens") or {}).get("value")
+    if not training or not tokens or not training["low"]:
+        return None
+    rates = {key: tokens / training[other] for key, other in (("value", "value"), ("low", "high"), ("high", "low"))}
+    return {**training, **rates, "unit": "tokens/s", "formula": f"tokens / ({training['formula']})"}
+
+
+def _per_evaluation(quantities: dict[str, dict]) -> dict | None:
+    """The plan shows the sum over all evaluations."""
+    total, count = quantities.get("evaluating_seconds"), (quantities.get("evaluations") or {}).get("value")
+    if not total or total.get("value") is None or not count:
+        return None
+    shares = {key: _or_value(total, key) / count for key in ("value", "low", "high")}
+    return {**total, **shares, "formula": "evaluating_seconds / evaluations"}
+
+
+def _or_value(quantity: dict, key: str) -> float:
+    return quantity["value"] if quantity.get(key) is None else quantity[key]
+
+
 def _time_in(*categories: str) -> Callable[[Material], float | None]:
     """Seconds of the ledger in some categories."""
 
     def seconds(material: Material) -> float | None:
         sums = material.facts.categories
         return sum(sums.get(name, 0) for name in categories) / 1e9 if sums else None
+
+    return seconds
+
+
+def _without_samples(*categories: str) -> Callable[[Material], float | None]:
+    """As ``_time_in``, less the time of samples, which no plan predicts."""
+    in_all = _time_in(*categories)
+
+    def seconds(material: Material) -> float | None:
+        all_seconds = in_all(material)
+        return None if all_seconds is None else all_seconds - sum(sample.ns for sample in material.facts.samples) / 1e9
 
     return seconds
 
@@ -113,10 +154,10 @@ COMPARED = (
     Compared("parameters", ("parameters",), "parameters", lambda m: m.facts.stored_parameters),
     Compared("steps", ("steps",), "steps", lambda m: m.steps_done, whole_run=True),
     Compared("tokens", ("tokens",), "tokens", lambda m: m.tokens_done, whole_run=True),
-    Compared("tokens per second", ("tokens_per_second",), "tokens/s", step_rate),
-    Compared("time per step, mean", ("step_seconds",), "seconds", _step_seconds),
+    Compared("tokens per second", ("tokens_per_second",), "tokens/s", step_rate, planned=_rate),
+    Compared("time per step, mean", ("step_seconds",), "seconds", _step_seconds, planned=_per_step),
     Compared("evaluations", ("evaluations",), "times", lambda m: sum(e.kept for e in m.facts.evaluations), whole_run=True),
-    Compared("time of one evaluation, median", ("evaluation_seconds",), "seconds", _evaluation_seconds),
+    Compared("time of one evaluation, median", ("evaluation_seconds",), "seconds", _evaluation_seconds, planned=_per_evaluation),
     Compared("checkpoints", ("checkpoints",), "times", lambda m: sum(s.kept for s in m.facts.saves), whole_run=True),
     Compared("checkpoint size", ("checkpoint_bytes",), "bytes", _checkpoint_bytes),
     Compared("time of one save, median", ("save_seconds",), "seconds", _save_seconds),
@@ -127,11 +168,13 @@ COMPARED = (
         "seconds",
         _time_in("productive", "data_stall"),
         whole_run=True,
-        also=("digesting_seconds",),
+        planned=_training,
     ),
     Compared("saves", ("saving_seconds",), "seconds", _time_in("blocking_save"), whole_run=True),
-    Compared("evaluations and samples", ("evaluating_seconds",), "seconds", _time_in("evaluation"), whole_run=True),
-    Compared("all predicted work", ("predicted_seconds",), "seconds", _time_in(*WORK), whole_run=True),
+    Compared(
+        "all evaluations, without samples", ("evaluating_seconds",), "seconds", _without_samples("evaluation"), whole_run=True
+    ),
+    Compared("all predicted work", ("predicted_seconds",), "seconds", _without_samples(*WORK), whole_run=True),
     Compared(
         "wall time, start-up and faults included", ("wall_seconds_with_failures",), "seconds", _wall_seconds, whole_run=True
     ),

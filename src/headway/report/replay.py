@@ -13,8 +13,12 @@ from itertools import pairwise
 
 import numpy as np
 
+from headway.base.errors import HeadwayError
 from headway.report.attempts import SegmentFacts
 from headway.report.facts import RunFacts
+from headway.report.rows import Steps
+from headway.rundir.metrics import last_kept_steps
+from headway.rundir.segments import current_chain
 
 
 class Match(StrEnum):
@@ -68,10 +72,11 @@ class Interruption:
 
     before: SegmentFacts
     after: SegmentFacts
-    last_step: int  # done by the segment that ended (its restored step when it did none)
+    own_steps: int  # executed by the segment that ended
+    last_step: int  # of those; the step that it had restored when it did none
     last_tokens: int
     restored_step: int
-    lost_steps: int  # executed, then rolled back by this restore
+    lost_steps: int  # part of the history until this restore went back behind them, whichever segment had done them
     lost_tokens: int
     lost_work_ns: int  # of those steps
     behind_ns: int | None  # from the last step's first execution until the run was there again
@@ -79,11 +84,12 @@ class Interruption:
     @property
     def word(self) -> str:
         """What ended the segment, in one word."""
-        if (self.before.exit or {}).get("signal") in (9, "SIGKILL"):
+        ended = self.before.exit or {}
+        if ended.get("signal") in (9, "SIGKILL"):
             return "killed"
-        if self.before.exit is None and self.before.last("end") is None:
-            return "cut off"  # nobody saw the end: the owner was gone too
-        return "failed" if self.before.killed else "stopped"
+        if ended.get("signal") is not None or ended.get("code") not in (0, None):
+            return "failed"
+        return "stopped" if self.before.ended_by_itself else "cut off"  # nobody saw how: its owner may have been gone too
 
 
 def replay(facts: RunFacts) -> Replay:
@@ -119,29 +125,51 @@ def _same_bits(pair: tuple[float, float]) -> bool:
 
 
 def interruptions(facts: RunFacts) -> tuple[Interruption, ...]:
-    """Every hand-over from one segment to a child of it on the chain or beside it."""
+    """Every hand-over from the segment that ran last to the next one, which may restore an older one's state, or none.
+
+    Each step that was rolled back is lost in exactly one of them:
+
+        segment 1   1 ... 40 | 41 ... 57 x             2 takes the checkpoint of 40: 41-57 of segment 1 are lost
+        segment 2              41 ... 44 x             nothing new committed, 3 takes 40 too: 41-44 of segment 2 are lost
+        segment 3              41 ... 120              its parent is segment 1, but it follows segment 2
+    """
     by_id = {attempt.segment.id: attempt for attempt in facts.segments}
-    pairs = [(by_id[a.segment.parent], a) for a in facts.segments if a.segment.parent in by_id]
+    pairs = [(by_id[a.segment.id - 1], a) for a in facts.segments if a.segment.id - 1 in by_id]
     return tuple(_interruption(facts, before, after) for before, after in pairs)
 
 
 def _interruption(facts: RunFacts, before: SegmentFacts, after: SegmentFacts) -> Interruption:
-    rows = facts.steps
-    own = rows.where(rows.segment == before.segment.id)
+    own = facts.steps.where(facts.steps.segment == before.segment.id)
     restored = after.segment.restored_step
-    lost = own.where(own.step > restored)
+    history = _history(facts, before)
+    lost = history.where(history.step > restored)
     last = int(own.step[-1]) if len(own) else before.segment.restored_step
     return Interruption(
         before=before,
         after=after,
+        own_steps=len(own),
         last_step=last,
         last_tokens=int(own.tokens[-1]) if len(own) else _tokens_at(facts, last),
         restored_step=restored,
         lost_steps=len(lost),
-        lost_tokens=int(own.tokens[-1]) - _tokens_at(facts, restored) if len(lost) else 0,
+        lost_tokens=int(lost.tokens.max()) - _tokens_at(facts, restored) if len(lost) else 0,
         lost_work_ns=int(lost.total_ns.sum()),
-        behind_ns=_behind(facts, before, after, last),
+        behind_ns=_behind(facts, before, last),
     )
+
+
+def _history(facts: RunFacts, newest: SegmentFacts) -> Steps:
+    """The steps that were part of the run when ``newest`` ended; its own where the chain up to it cannot be read."""
+    known = [attempt.segment for attempt in facts.segments if attempt.segment.id <= newest.segment.id]
+    try:
+        last = last_kept_steps(current_chain(known))
+    except HeadwayError:
+        last = {newest.segment.id: None}
+    rows = facts.steps
+    kept = np.zeros(len(rows), dtype=bool)
+    for segment, limit in last.items():
+        kept |= (rows.segment == segment) & (True if limit is None else rows.step <= limit)
+    return rows.where(kept)
 
 
 def _tokens_at(facts: RunFacts, step: int) -> int:
@@ -152,11 +180,17 @@ def _tokens_at(facts: RunFacts, step: int) -> int:
     return int(rows.tokens[-1]) if len(rows) else 0
 
 
-def _behind(facts: RunFacts, before: SegmentFacts, after: SegmentFacts, step: int) -> int | None:
-    """Nanoseconds between the two times that ``step`` was done, on one boot."""
+def _behind(facts: RunFacts, before: SegmentFacts, step: int) -> int | None:
+    """Nanoseconds between ``before`` doing ``step`` and the first later segment that did it again, on one boot."""
     rows = facts.steps.at(step)
-    once, again = rows.where(rows.segment == before.segment.id), rows.where(rows.segment == after.segment.id)
-    boots = {record.get("stamp", {}).get("boot_id") for attempt in (before, after) for record in attempt.records[:1]}
-    if len(boots) != 1 or not len(once) or not len(again):
+    once, again = rows.where(rows.segment == before.segment.id), rows.where(rows.segment > before.segment.id)
+    if not len(once) or not len(again):
         return None
-    return int(again.boot_ns[0]) - int(once.boot_ns[0])
+    pair = (before.segment.id, int(again.segment[0]))
+    boots = {
+        record.get("stamp", {}).get("boot_id")
+        for attempt in facts.segments
+        if attempt.segment.id in pair
+        for record in attempt.records[:1]
+    }
+    return int(again.boot_ns[0]) - int(once.boot_ns[0]) if len(boots) == 1 else None

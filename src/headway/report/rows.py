@@ -73,7 +73,7 @@ class Save:
     step: int
     checkpoint: str
     size_bytes: int
-    blocking_ns: int
+    blocking_ns: int  # that training stood still: until the commit, and for the read-back of retention after it
     digest: str | None  # of the state
     kept: bool
     present: bool
@@ -86,6 +86,7 @@ class Sample:
     segment: int
     step: int
     texts: tuple[dict, ...]
+    ns: int  # that it took
     kept: bool
 
 
@@ -156,7 +157,7 @@ def gather_saves(rows: Rows, run: RunDirectory) -> tuple[Save, ...]:
             step=step,
             checkpoint=str(record.get("checkpoint")),
             size_bytes=whole(record.get("bytes")),
-            blocking_ns=whole(record.get("blocking_ns")),
+            blocking_ns=whole(record.get("blocking_ns")) + whole(record.get("retention_ns")),
             digest=str(record["digest"]) if record.get("digest") else None,
             kept=facts.keeps(step),
             present=(run.checkpoints / str(record.get("checkpoint"))).is_dir(),
@@ -171,6 +172,7 @@ def gather_samples(rows: Rows) -> tuple[Sample, ...]:
             segment=facts.segment.id,
             step=step,
             texts=tuple(text for text in record.get("texts") or () if isinstance(text, dict)),
+            ns=split_sum(record.get("split")),
             kept=facts.keeps(step),
         )
         for facts, record, step in _of_kind(rows, "sample")

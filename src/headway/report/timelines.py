@@ -136,7 +136,9 @@ def end_text(attempt: SegmentFacts) -> str:
     ended = attempt.exit or {}
     if ended.get("signal") is not None:
         return f"signal {ended['signal']}"
-    return f"exit {ended.get('code')}" if ended else "no exit recorded"
+    if ended.get("code") is not None:
+        return f"exit {ended['code']}"
+    return "exit status not known" if ended else "no exit recorded"
 
 
 def offset_seconds(facts: RunFacts, record: dict) -> float | None:

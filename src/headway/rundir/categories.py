@@ -25,3 +25,10 @@ class Category(StrEnum):
     UNKNOWN = "unknown"
     ROLLED_BACK = "rolled_back"
     SKIPPED = "skipped"
+
+
+_NAMES = frozenset(Category)
+
+
+def is_category(value: object) -> bool:
+    return isinstance(value, str) and value in _NAMES

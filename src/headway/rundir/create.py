@@ -18,6 +18,7 @@ from headway.base.clocks import Clock, SystemClock
 from headway.base.errors import ConfigError, from_os_error
 from headway.base.failpoints import drill_file, parse_faults
 from headway.base.files import fsync_directory, make_directory, write_atomic, write_json
+from headway.recipe.digests import section_digests
 from headway.recipe.spec import Spec
 from headway.rundir.layout import RunDirectory
 
@@ -109,6 +110,7 @@ def _description(root: Path, spec: Spec, info: RunInfo, drill_faults: list[dict]
         "data": info.data,
         "deployment": info.deployment,
         "spec_digest": spec.digest(),
+        "digests": section_digests(spec),
         "recipe_digest": spec.recipe_digest,
         "recipe_path": info.recipe_path,
         "overrides": list(info.overrides),

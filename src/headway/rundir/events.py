@@ -5,6 +5,7 @@
 
 Each record may name the category of the interval that it ``closes``: the time since the record before it in the chain. The
 first record of an epoch ties the epochs together: on the same boot the gap is a boot-time difference, else a realtime one.
+``n`` counts the records of the whole chain, so that a line that is lost between two others shows.
 """
 
 from __future__ import annotations
@@ -12,27 +13,38 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from headway.base.clocks import Clock
+from headway.base.clocks import Clock, is_stamp
 from headway.base.digests import digest_json
-from headway.base.files import fsync_directory, make_directory
+from headway.base.files import make_directory
 from headway.base.records import RecordWriter, read_records
-from headway.rundir.categories import Category
-from headway.rundir.layout import RunDirectory
+from headway.rundir.categories import Category, is_category
+from headway.rundir.layout import RunDirectory, epoch_of
 
 _CLOSES = {"hang": Category.HANG, "exit": Category.DETECTION_TO_STOP, "finish": Category.RECONFIGURE}
-KINDS = ("open", "launch", "hang", "exit", "checkpoint_rejected", "finish", "note")
+_FIELDS: dict[str, dict[str, type]] = {
+    "open": {"epoch": int},
+    "launch": {"segment": int, "pid": int},
+    "hang": {"segment": int},
+    "exit": {"segment": int},
+    "checkpoint_rejected": {"checkpoint": str, "reason": str},
+    "finish": {"state": str, "reason": str},
+    "note": {"text": str},
+}
+"""Fields that readers rely on, by kind."""
+
+KINDS = tuple(_FIELDS)
 
 
 class EventLog:
-    """Writes the events of one epoch; creating it writes ``open``."""
+    """Writes the events of one epoch, into a file that nobody had before; creating it writes ``open``."""
 
     def __init__(self, run: RunDirectory, epoch: int, clock: Clock):
         self._clock = clock
         before = read_events(run)
         make_directory(run.events, "events directory")
         self._launched = any(event["kind"] == "launch" for event in before)
-        self._writer = RecordWriter(run.events / f"epoch-{epoch:06d}.jsonl", durable=True)
-        fsync_directory(run.events)
+        self._next = before[-1].get("n", len(before) - 1) + 1 if before else 0
+        self._writer = RecordWriter(run.events / f"epoch-{epoch:06d}.jsonl", durable=True, fresh=True)
         stamp = clock.stamp().to_json()
         previous = _link(before[-1], stamp) if before else None
         self.opened = self._write(
@@ -52,8 +64,9 @@ class EventLog:
         self._writer.close()
 
     def _write(self, record: dict) -> dict:
-        whole = {key: value for key, value in record.items() if value is not None or key != "closes"}
+        whole = {key: value for key, value in record.items() if value is not None or key != "closes"} | {"n": self._next}
         self._writer.append(whole)
+        self._next += 1
         return whole
 
 
@@ -74,10 +87,14 @@ def _pause_of(before: list[dict]) -> Category | None:
 
 @dataclass(frozen=True)
 class EventChain:
-    """``chain``: what happened, over all epochs in order. ``late``: written by an owner that had lost its lease."""
+    """``chain``: what happened, over all epochs in order. ``late``: written by an owner that had lost its lease.
+
+    ``damaged_lines``: lines of all epochs that are torn, altered or no event; a crash may leave one torn line per epoch.
+    """
 
     chain: list[dict]
     late: list[dict]
+    damaged_lines: int = 0
 
 
 def read_events(run: RunDirectory) -> list[dict]:
@@ -93,22 +110,40 @@ def read_event_chain(run: RunDirectory) -> EventChain:
     """
     chain: list[dict] = []
     late: list[dict] = []
-    for path in sorted(run.events.glob("epoch-*.jsonl")) if run.events.is_dir() else []:
-        records = read_records(path).records
+    damaged_lines = 0
+    paths = [path for path in run.events.glob("epoch-*.jsonl") if epoch_of(path)] if run.events.is_dir() else []
+    for path in sorted(paths, key=epoch_of):
+        file = read_records(path)
+        records = [record for record in file.records if is_event(record)]
+        damaged_lines += file.damaged_lines + len(file.records) - len(records)
         if records and records[0].get("previous"):
-            keep = _position(chain, records[0]["previous"]["digest"])
+            keep = _position(chain, records[0])
             late += chain[keep:]
             del chain[keep:]
         chain += records
-    return EventChain(chain, late)
+    return EventChain(chain, late, damaged_lines)
 
 
-def _position(chain: list[dict], digest: str) -> int:
-    """How many records stand up to and with the linked one; all of them when it is not found (a damaged line)."""
+def _position(chain: list[dict], opened: dict) -> int:
+    """How many records stand up to and with the linked one. When it is lost, all those with a lower number."""
     for index in range(len(chain) - 1, -1, -1):
-        if digest_json(chain[index]) == digest:
+        if digest_json(chain[index]) == opened["previous"]["digest"]:
             return index + 1
-    return len(chain)
+    return sum(record.get("n", 0) < opened.get("n", 1) for record in chain)
+
+
+def is_event(value: dict) -> bool:
+    """Whether a whole record is an event that readers can rely on."""
+    fields = _FIELDS.get(value["kind"]) if isinstance(value.get("kind"), str) else None
+    if fields is None or not is_stamp(value.get("stamp")):
+        return False
+    previous = value.get("previous")
+    return (
+        all(type(value.get(name)) is cls for name, cls in fields.items())
+        and is_category(value.get("closes", Category.UNKNOWN))
+        and type(value.get("n", 0)) is int
+        and (previous is None or (isinstance(previous, dict) and type(previous.get("gap_ns")) is int and "digest" in previous))
+    )
 
 
 def unfinished_launch(events: list[dict]) -> dict | None:

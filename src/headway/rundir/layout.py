@@ -15,13 +15,42 @@ RUN/
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from headway.base.errors import ConfigError
+from headway.base.errors import ConfigError, RunError
 from headway.base.files import read_json
+from headway.recipe.digests import changed_sections, section_digests
 from headway.recipe.spec import Spec
+
+_EPOCH_FILE = re.compile(r"epoch-(\d{6,})\.(?:json|jsonl)", re.ASCII)
+
+_REQUIRED: dict[str, type] = {
+    "name": str,
+    "run_id": str,
+    "drill": bool,
+    "data": str,
+    "deployment": dict,
+    "spec_digest": str,
+}
+_OPTIONAL: dict[str, type] = {
+    "created": dict,
+    "digests": dict,
+    "recipe_digest": str,
+    "recipe_path": str,
+    "overrides": list,
+    "versions": dict,
+    "author": str,
+}
+"""What ``run.json`` holds beside its kind and version. Readers rely on the required keys, and do without the optional ones."""
+
+
+def epoch_of(path: Path) -> int:
+    """The epoch that a file of ``lease/`` or ``events/`` belongs to; 0 for a file that is named otherwise, such as a copy."""
+    match = _EPOCH_FILE.fullmatch(path.name)
+    return int(match[1]) if match else 0
 
 
 @dataclass(frozen=True)
@@ -84,7 +113,39 @@ class RunDirectory:
         return self.segment(segment) / "steps.jsonl"
 
     def info(self) -> dict[str, Any]:
-        return read_json(self.run_file, "run description")
+        """``run.json``, proven to have the keys and types that readers rely on."""
+        value = read_json(self.run_file, "run description")
+        wrong = _description_problems(value)
+        if wrong:
+            raise RunError(
+                f"run description is damaged: {'; '.join(wrong)}",
+                f"a run description has the keys and types that it was created with; path: {self.run_file}",
+                "restore the file from a copy; a change of the deployment is a new run with this one as its parent",
+            )
+        return value
 
     def spec(self) -> Spec:
-        return Spec.from_json(read_json(self.spec_file, "spec"))
+        """The frozen Spec; RunError when it is not the one that the run was created with, naming the parts that differ."""
+        spec, info = Spec.from_json(read_json(self.spec_file, "spec")), self.info()
+        if spec.digest() != info["spec_digest"]:
+            changed = (
+                changed_sections(info["digests"], section_digests(spec)) if "digests" in info else ["which part is not recorded"]
+            )
+            raise RunError(
+                f"{self.spec_file} is not the spec that this run was created with",
+                f"run.json records its digests; changed: {', '.join(changed) or 'name, lineage or format'}",
+                "restore the file; a change of the recipe is a new run with this one as its parent",
+            )
+        return spec
+
+
+def _description_problems(value: Any) -> list[str]:
+    """What keeps ``value`` from being a run description."""
+    if not isinstance(value, dict):
+        return ["no JSON object"]
+    expected = {"kind": "run", "schema_version": 1}
+    wrong = [f"{key} is {value.get(key)!r}, not {right!r}" for key, right in expected.items() if value.get(key) != right]
+    if missing := [key for key in _REQUIRED if key not in value]:
+        wrong.append(f"without {', '.join(missing)}")
+    kinds = {**_REQUIRED, **_OPTIONAL}
+    return wrong + [f"{key} is no {cls.__name__}" for key, cls in kinds.items() if key in value and type(value[key]) is not cls]

@@ -1,18 +1,23 @@
 """The lease: who owns a run directory. Epoch files decide, a counter shows life, no wall clocks are compared.
 
-    lease/epoch-000001.json   {owner, since}   created once by O_EXCL, never changed
+    lease/epoch-000001.json   {owner, since, token}   created once by O_EXCL, never changed
     lease/epoch-000001.beat   {counter, state} the holder's counter, written anew every ttl / 10; "released" at the end
     lease/epoch-000002.json   ...              the next owner
 
 A newcomer looks at the newest epoch. Released: it creates the next one (the file system lets only one succeed). Counter
 seen moving: in use, refused at once. Counter unchanged for a whole ttl *of the newcomer's own clock*: expired.
-A holder that could not renew for ttl / 2 stops itself, for good: so it is silent before anybody takes over.
+A holder that could not renew for ttl / 2 stops itself, for good: so it is silent before anybody takes over. So does one whose
+own epoch file is gone or no longer holds its token.
+
+A next epoch exceeds every one that left a trace, in the lease, the events or the segments: a lost lease directory brings no
+number back. An epoch file that cannot be read names no owner, but its counter is watched like any other.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -22,12 +27,14 @@ from typing import Any
 
 from headway.base.clocks import Clock
 from headway.base.digests import canonical_json
-from headway.base.errors import EnvironmentFault
+from headway.base.errors import EnvironmentFault, HeadwayError, from_os_error
 from headway.base.files import create_exclusive, make_directory, read_json, write_all
 from headway.base.records import decode_record, encode_record
-from headway.rundir.layout import RunDirectory
+from headway.rundir.layout import RunDirectory, epoch_of
 
 BEATS_PER_TTL = 10
+_UNKNOWN_TTL_SECONDS = 15.0
+"""Of an owner whose epoch file cannot be read: the default of a deployment."""
 _HELD, _RELEASED = "held", "released"
 
 
@@ -44,8 +51,9 @@ class LeaseView:
 class Lease:
     """A held lease. Create it with ``acquire``; renew it more often than every ttl / 2."""
 
-    def __init__(self, run: RunDirectory, epoch: int, ttl_seconds: float, clock: Clock):
-        self.run, self.epoch, self.ttl_seconds, self._clock = run, epoch, ttl_seconds, clock
+    def __init__(self, run: RunDirectory, epoch: int, content: dict, clock: Clock):
+        self.run, self.epoch, self.ttl_seconds, self._clock = run, epoch, content["ttl_seconds"], clock
+        self._content = canonical_json(content)
         self._lock = threading.Lock()
         self._counter, self._lost = 0, False
         self._renewed_ns = clock.stamp().boot_ns
@@ -56,15 +64,16 @@ class Lease:
     ) -> Lease:
         """Take the run over, or refuse naming its owner. Waits at most ``ttl_seconds`` for a silent owner to expire."""
         make_directory(run.lease, "lease directory")
+        traces = _newest_trace(run)  # before the look: one that appears meanwhile is a rival's, and must not be passed over
         view = observe(run, ttl_seconds, clock, on_wait)
         if view.state == _HELD:
             raise _in_use(run, view)
-        epoch = view.epoch + 1
+        epoch = max(view.epoch, traces) + 1
         content = {"kind": "lease", "schema_version": 1, "epoch": epoch, "owner": owner, "ttl_seconds": ttl_seconds}
-        content["since"] = clock.stamp().to_json()
+        content |= {"since": clock.stamp().to_json(), "token": secrets.token_hex(8)}
         if not create_exclusive(_epoch_file(run, epoch), canonical_json(content)):
             raise _in_use(run, _view(run, epoch, _HELD))
-        lease = Lease(run, epoch, ttl_seconds, clock)
+        lease = Lease(run, epoch, content, clock)
         lease.renew()
         return lease
 
@@ -72,10 +81,10 @@ class Lease:
         """Move the counter. False when the lease is lost, or when the storage refused this time."""
         with self._lock:
             before_ns = self._clock.stamp().boot_ns  # a write that hangs must not count as fresh when it returns
-            if self._overdue(before_ns) or _epoch_file(self.run, self.epoch + 1).exists():
-                self._lost = True
-                return False
             try:
+                if self._overdue(before_ns) or not self._is_mine():
+                    self._lost = True
+                    return False
                 self._write(_HELD)
             except OSError:
                 return False
@@ -94,8 +103,8 @@ class Lease:
     def release(self) -> None:
         """Let the next owner in at once. A lost lease has nothing to release."""
         with self._lock:
-            if not self._lost and not _epoch_file(self.run, self.epoch + 1).exists():
-                with contextlib.suppress(OSError):  # the next owner then waits for the expiry
+            with contextlib.suppress(OSError):  # the next owner then waits for the expiry
+                if not self._lost and self._is_mine():
                     self._write(_RELEASED)
             self._lost = True
 
@@ -118,6 +127,15 @@ class Lease:
 
     def _overdue(self, now_ns: int) -> bool:
         return self._lost or now_ns - self._renewed_ns > self.ttl_seconds * 1e9 / 2
+
+    def _is_mine(self) -> bool:
+        """No newer epoch, and the own file as it was created. OSError: the storage cannot tell this time."""
+        if newest_epoch(self.run) > self.epoch:
+            return False
+        try:
+            return _epoch_file(self.run, self.epoch).read_bytes() == self._content
+        except FileNotFoundError:
+            return False
 
     def _write(self, state: str) -> None:
         """Over the old bytes, without truncating: it works on a full disk, and closing publishes it on network storage."""
@@ -157,14 +175,28 @@ def observe(
 
 def newest_epoch(run: RunDirectory) -> int:
     """0 when nobody ever owned the run."""
-    names = [path.name for path in run.lease.glob("epoch-*.json")] if run.lease.is_dir() else []
-    return max((int(name[6:-5]) for name in names), default=0)
+    return _newest(run.lease, "json")
+
+
+def _newest(directory: Path, ending: str) -> int:
+    paths = directory.glob(f"epoch-*.{ending}") if directory.is_dir() else ()
+    return max(map(epoch_of, paths), default=0)
+
+
+def _newest_trace(run: RunDirectory) -> int:
+    """The newest epoch that wrote anything: a lease, events, a segment. What cannot be read is no trace."""
+    epochs = [_newest(run.lease, "json"), _newest(run.events, "jsonl")]
+    for path in run.segments.glob("[0-9]*/segment.json"):
+        content = _read_object(path, "segment")
+        epochs.append(content["epoch"] if type(content.get("epoch")) is int else 0)
+    return max(epochs)
 
 
 def beat_seconds(run: RunDirectory) -> float:
     """How often the newest owner moves its counter."""
     epoch = newest_epoch(run)
-    return read_json(_epoch_file(run, epoch), "lease")["ttl_seconds"] / BEATS_PER_TTL if epoch else 0.0
+    ttl_seconds = _read_object(_epoch_file(run, epoch), "lease").get("ttl_seconds") if epoch else 0.0
+    return (ttl_seconds if isinstance(ttl_seconds, int | float) else _UNKNOWN_TTL_SECONDS) / BEATS_PER_TTL
 
 
 def _epoch_file(run: RunDirectory, epoch: int) -> Path:
@@ -180,19 +212,39 @@ def _beat(run: RunDirectory, epoch: int) -> bytes:
         return _beat_file(run, epoch).read_bytes()
     except FileNotFoundError:
         return b""  # an owner that died between its two files
+    except OSError as error:
+        raise from_os_error(error, _beat_file(run, epoch), "cannot read lease") from error
 
 
 def _is_released(beat: bytes) -> bool:
     value = decode_record(beat.rstrip(b"\n"))
-    return value is not None and value["state"] == _RELEASED
+    return value is not None and value.get("state") == _RELEASED
+
+
+def _read_object(path: Path, what: str) -> dict[str, Any]:
+    """The JSON object in ``path``; an empty one where it cannot be read."""
+    try:
+        content = read_json(path, what)
+    except HeadwayError:
+        return {}
+    return content if isinstance(content, dict) else {}
 
 
 def _view(run: RunDirectory, epoch: int, state: str) -> LeaseView:
-    content = read_json(_epoch_file(run, epoch), "lease")
-    return LeaseView(state, epoch, content["owner"], content["since"]["real_ns"])
+    """An epoch file that cannot be read has an owner all the same: {} is unknown."""
+    content = _read_object(_epoch_file(run, epoch), "lease")
+    owner, since = content.get("owner"), content.get("since")
+    real_ns = since.get("real_ns") if isinstance(since, dict) else None
+    return LeaseView(state, epoch, owner if isinstance(owner, dict) else {}, real_ns if type(real_ns) is int else 0)
 
 
 def _in_use(run: RunDirectory, view: LeaseView) -> EnvironmentFault:
+    if not view.owner:
+        return EnvironmentFault(
+            f"run directory in use: {run.root} is owned by an unknown process: {_epoch_file(run, view.epoch)} cannot be read",
+            "one run directory has one owner at a time, and the counter beside that file moves",
+            "find the process that runs this directory (headway run or resume), stop it (SIGTERM) and start again",
+        )
     since = datetime.fromtimestamp(view.since_real_ns / 1e9, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
     host, pid = view.owner.get("host", "?"), view.owner.get("pid", "?")
     return EnvironmentFault(

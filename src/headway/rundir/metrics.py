@@ -13,9 +13,9 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from headway.base.clocks import Clock
+from headway.base.clocks import Clock, is_stamp
 from headway.base.records import RecordWriter, read_records
-from headway.rundir.categories import Category
+from headway.rundir.categories import Category, is_category
 from headway.rundir.layout import RunDirectory
 from headway.rundir.segments import Segment, read_segments
 
@@ -26,12 +26,32 @@ _REST = {
     "sample": Category.EVALUATION,
     "save": Category.BLOCKING_SAVE,
     "save_failed": Category.BLOCKING_SAVE,
+    "retention_failed": Category.BLOCKING_SAVE,
+    "stall": Category.DATA_STALL,
     "end": Category.RECONFIGURE,
 }
 """Where the unmarked rest of an interval goes, by kind of row."""
 
 _WORDS = {"kind", "stage", "state", "texts", "error", "environment", "checkpoint", "digest", "spec_digest", "stamp"}
+_WORDS |= {"shard", "reason", "determinism", "differences"}
 """Fields of text: a prompt that reads "nan" stays a prompt."""
+
+_NUMBER = (int, float)
+_Fields = dict[str, type | tuple[type, ...]]
+_STEP: _Fields = {"step": int}
+_FIELDS: dict[str, _Fields] = {
+    "start": {"pid": int},
+    "restored": _STEP,
+    "step": {**_STEP, "tokens": int, "targets": int, "loss": _NUMBER, "grad_norm": _NUMBER},
+    "evaluation": {**_STEP, "loss": dict},
+    "sample": _STEP,
+    "stall": {**_STEP, "waited_ns": int, "shard": str},
+    "retention_failed": {**_STEP, "error": str},
+    "save": _STEP,
+    "save_failed": {**_STEP, "error": str},
+    "end": {**_STEP, "state": str},
+}
+"""Fields that readers rely on, by kind. A step is never negative."""
 
 _NON_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
@@ -90,9 +110,42 @@ def decode_row(value: Any) -> Any:
     return [decode_row(item) for item in value] if isinstance(value, list) else value
 
 
+def as_row(record: dict) -> dict | None:
+    """A record as a row that readers can rely on, decoded; None when it is none, whatever its checksum says."""
+    row = decode_row(record)
+    fields = _FIELDS.get(row["kind"]) if isinstance(row.get("kind"), str) else None
+    if fields is None or not is_stamp(row.get("stamp")) or not _is_split(row.get("split", {})):
+        return None
+    right = all(isinstance(row.get(name), cls) and not isinstance(row[name], bool) for name, cls in fields.items())
+    return row if right and row.get("step", 0) >= 0 and _are_losses(row.get("loss", 0.0)) else None
+
+
+def _is_split(value: Any) -> bool:
+    return isinstance(value, dict) and all(is_category(name) and type(ns) is int and ns >= 0 for name, ns in value.items())
+
+
+def _are_losses(value: Any) -> bool:
+    return all(type(loss) in _NUMBER for loss in value.values()) if isinstance(value, dict) else type(value) in _NUMBER
+
+
+@dataclass(frozen=True)
+class StepRows:
+    """``damaged_lines``: torn, altered, or no row."""
+
+    rows: list[dict]
+    damaged_lines: int
+
+
+def read_step_rows(run: RunDirectory, segment: int) -> StepRows:
+    """All rows of one segment, in the order in which they were written, and how many lines were none."""
+    file = read_records(run.steps_file(segment))
+    rows = [row for record in file.records if (row := as_row(record)) is not None]
+    return StepRows(rows, file.damaged_lines + len(file.records) - len(rows))
+
+
 def read_steps(run: RunDirectory, segment: int) -> list[dict]:
-    """All whole rows of one segment, in the order in which they were written."""
-    return [decode_row(row) for row in read_records(run.steps_file(segment)).records]
+    """As ``read_step_rows``, the rows alone."""
+    return read_step_rows(run, segment).rows
 
 
 def read_all_steps(run: RunDirectory) -> dict[int, list[dict]]:
@@ -126,13 +179,20 @@ def split_rows(steps: dict[int, list[dict]], chain: list[Segment]) -> ChainRows:
 
 
 def last_kept_steps(chain: list[Segment]) -> dict[int, int | None]:
-    """By segment of the chain: the last step that counts (the restored step of its child); None: all do."""
+    """By segment of the chain: the last step that counts (the restored step of its child); None: all do.
+
+    The child alone decides: its checkpoint was admissible, so it lies beyond the step that its parent had restored, and
+    restored steps grow along a chain. A segment that committed nothing is nobody's parent and stands on no chain.
+    """
     children: list[Segment | None] = [*chain[1:], None]
     return {segment.id: child.restored_step if child else None for segment, child in zip(chain, children)}
 
 
 def is_kept(row: dict, last_step: int | None) -> bool:
     """Whether a row lies at or before ``last_step``. Rows without a step (``start``) belong to no step and are kept on chain."""
-    if last_step is None:
-        return True
-    return row.get("step", 0) <= last_step
+    return last_step is None or step_of(row) <= last_step
+
+
+def step_of(row: dict) -> int:
+    """The step that a row is part of. A ``stall`` names the steps done so far, and waits for the data of the next."""
+    return row.get("step", 0) + (row.get("kind") == "stall")

@@ -12,14 +12,18 @@ admissible iff g is on the current chain and s <= the restored step of g's child
 from __future__ import annotations
 
 import dataclasses
+import re
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from headway.base.digests import canonical_json
 from headway.base.errors import RunError
 from headway.base.files import create_exclusive, make_directory, read_json
-from headway.recipe.spec import from_plain
+from headway.base.plain import from_plain
 from headway.rundir.layout import RunDirectory
+
+_DIRECTORY = re.compile(r"\d{4,}", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -41,7 +45,7 @@ class Segment:
 
 
 def write_segment(run: RunDirectory, segment: Segment) -> None:
-    """Create the segment's directory and record; refuses to overwrite."""
+    """Create the segment's directory and record, durably: no checkpoint outlives its segment. Refuses to overwrite."""
     directory = make_directory(run.segment(segment.id), "segment directory")
     if not create_exclusive(directory / "segment.json", canonical_json(dataclasses.asdict(segment))):
         raise RunError(
@@ -50,9 +54,17 @@ def write_segment(run: RunDirectory, segment: Segment) -> None:
 
 
 def read_segments(run: RunDirectory) -> list[Segment]:
-    """All segments, by id."""
-    files = sorted(run.segments.glob("[0-9]*/segment.json")) if run.segments.is_dir() else []
-    return [from_plain(Segment, read_json(path, "segment")) for path in files]
+    """All segments, by id. A directory that is named otherwise (a copy, say) is none."""
+    files = run.segments.glob("[0-9]*/segment.json") if run.segments.is_dir() else ()
+    segments = [_read_segment(path) for path in files if _DIRECTORY.fullmatch(path.parent.name)]
+    return sorted(segments, key=lambda segment: segment.id)
+
+
+def _read_segment(path: Path) -> Segment:
+    segment: Segment = from_plain(Segment, read_json(path, "segment"), str(path))
+    if segment.id != int(path.parent.name):
+        raise RunError(f"{path} speaks of segment {segment.id}", "a segment lies in the directory of its id", "restore that file")
+    return segment
 
 
 def current_chain(segments: list[Segment]) -> list[Segment]:
@@ -63,6 +75,12 @@ def current_chain(segments: list[Segment]) -> list[Segment]:
     current: Segment | None = max(segments, key=lambda s: s.id)
     while current is not None:
         chain.append(current)
+        if current.parent is not None and current.parent >= current.id:
+            raise RunError(
+                f"segment {current.id} names parent {current.parent}",
+                "a parent's id is lower than its child's: it was written before",
+                "restore that segment's segment.json",
+            )
         if current.parent is not None and current.parent not in by_id:
             raise RunError(
                 f"segment {current.id} names parent {current.parent}, which is missing",

@@ -6,18 +6,25 @@
                               g2-s00040  whole: chosen
     nothing whole left -> RunError with the list; never a fresh start.   nothing ever committed -> initial weights.
 
+Whole is not enough: a checkpoint that names another run or another spec, or whose content is not what this run's own record
+of that save says, was copied in, and is refused like a damaged one.
+
 Order and admission follow from segment and step alone: no modification times, no clocks.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
-from headway.base.errors import RunError, from_os_error
+from headway.base.digests import short
+from headway.base.errors import HeadwayError, RunError, from_os_error
 from headway.base.records import read_records
 from headway.rundir.layout import RunDirectory
-from headway.rundir.segments import Segment, current_chain, is_admissible, read_segments
-from headway.store.names import DELETED, MANIFEST, TOMBSTONE, CheckpointName, parse_name
+from headway.rundir.metrics import read_steps
+from headway.rundir.segments import Segment, is_admissible, read_segments
+from headway.store.manifest import load_manifest
+from headway.store.names import DELETED, MANIFEST, REJECTED, TOMBSTONE, CheckpointName, parse_name
 from headway.store.verify import verify
 
 MISSING = "missing: it was committed, and retention did not delete it"
@@ -32,6 +39,7 @@ class CheckpointInfo:
     step: int
     committed: bool
     admissible: bool
+    is_link: bool = False  # to a directory somewhere else
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,16 +52,9 @@ class Choice:
     rejected: list[dict[str, str]]  # {checkpoint, reason}, newest first: newer than the chosen one and refused
 
 
-def list_checkpoints(run: RunDirectory) -> list[CheckpointInfo]:
-    """Every checkpoint directory, in the order of the chain; admissible as the current chain stands."""
-    return scan(run, current_chain(read_segments(run)))
-
-
-def scan(run: RunDirectory, chain: list[Segment]) -> list[CheckpointInfo]:
-    """Every checkpoint directory, admissible as ``chain`` stands."""
+def list_checkpoints(run: RunDirectory, chain: list[Segment]) -> list[CheckpointInfo]:
+    """Every checkpoint directory, by segment and step; admissible as ``chain`` stands."""
     try:
-        names = [path.name for path in run.checkpoints.iterdir() if path.is_dir()] if run.checkpoints.is_dir() else []
-        found = sorted(parsed for parsed in map(parse_name, names) if parsed is not None)
         return [
             CheckpointInfo(
                 name=str(name),
@@ -61,26 +62,57 @@ def scan(run: RunDirectory, chain: list[Segment]) -> list[CheckpointInfo]:
                 step=name.step,
                 committed=(run.checkpoints / str(name) / MANIFEST).exists(),
                 admissible=is_admissible(chain, name.segment, name.step),
+                is_link=(run.checkpoints / str(name)).is_symlink(),
             )
-            for name in found
+            for name in _names(run)
+            if (run.checkpoints / str(name)).is_dir()
         ]
     except OSError as error:
         raise from_os_error(error, run.checkpoints, "cannot list checkpoints") from error
 
 
+def saving_segments(run: RunDirectory) -> set[int]:
+    """Ids of the segments that ever began a save, as the names of checkpoints tell, also of deleted ones.
+
+    A new segment takes none of these ids, even if the segment's own record is lost: its old checkpoints would become
+    admissible as the new one's.
+    """
+    try:
+        deleted = (parse_name(str(name)) for name in deleted_names(run))
+        return {name.segment for name in (*_names(run), *deleted) if name is not None}
+    except OSError as error:
+        raise from_os_error(error, run.checkpoints, "cannot list checkpoints") from error
+
+
+def _names(run: RunDirectory) -> list[CheckpointName]:
+    entries = run.checkpoints.iterdir() if run.checkpoints.is_dir() else ()
+    return sorted(name for path in entries if (name := parse_name(path.name)) is not None)
+
+
+def refusals(run: RunDirectory) -> list[dict[str, str]]:
+    """Every {checkpoint, reason} that was ever refused: on the way to a segment, or when retention read it back."""
+    found = [entry for segment in read_segments(run) for entry in segment.rejected]
+    return found + [record for record in read_records(run.checkpoints / REJECTED).records if record.get("checkpoint")]
+
+
+def recorded_deletions(run: RunDirectory) -> set[str]:
+    return {str(record.get("checkpoint")) for record in read_records(run.checkpoints / DELETED).records}
+
+
 def deleted_names(run: RunDirectory) -> set[str]:
     """What retention deleted: recorded, or caught between the tombstone and the record."""
-    recorded = {record.get("checkpoint") for record in read_records(run.checkpoints / DELETED).records}
-    return recorded | {path.parent.name for path in run.checkpoints.glob(f"*/{TOMBSTONE}")}
+    return recorded_deletions(run) | {path.parent.name for path in run.checkpoints.glob(f"*/{TOMBSTONE}")}
 
 
 def recorded_names(run: RunDirectory, chain: list[Segment]) -> set[str]:
     """What was once committed, by the trainers' save records and by the segments that were restored from it."""
-    names = {segment.checkpoint for segment in chain if segment.checkpoint is not None}
-    for segment in chain:
-        records = read_records(run.steps_file(segment.id)).records
-        names |= {r["checkpoint"] for r in records if isinstance(r, dict) and r.get("kind") == "save" and r.get("checkpoint")}
-    return names
+    return {segment.checkpoint for segment in chain if segment.checkpoint is not None} | set(_recorded_digests(run, chain))
+
+
+def _recorded_digests(run: RunDirectory, chain: list[Segment]) -> dict[str, object]:
+    """The digest of the state (or None) by the name of the checkpoint, as the trainers recorded their saves."""
+    rows = (row for segment in chain for row in read_steps(run, segment.id) if row["kind"] == "save")
+    return {row["checkpoint"]: row.get("digest") for row in rows if isinstance(row.get("checkpoint"), str)}
 
 
 def choose(run: RunDirectory, chain: list[Segment], explicit: str | None = None) -> Choice:
@@ -92,10 +124,10 @@ def choose(run: RunDirectory, chain: list[Segment], explicit: str | None = None)
         return _exactly(run, chain, explicit)
     rejected: list[dict[str, str]] = []
     recorded = _on_chain(chain, recorded_names(run, chain))
-    if not chain and any(info.committed for info in scan(run, chain)):
+    if not chain and any(info.committed for info in list_checkpoints(run, chain)):
         raise RunError("there are checkpoints, but no segments", f"path: {run.segments}", "restore the segments' directories")
     for name in _candidates(run, chain, recorded):
-        reason = _reason_against(run, str(name))
+        reason = reason_against(run, chain, str(name))
         if not reason:
             return Choice(checkpoint=str(name), segment=name.segment, step=name.step, rejected=rejected)
         rejected.append({"checkpoint": str(name), "reason": reason})
@@ -103,15 +135,15 @@ def choose(run: RunDirectory, chain: list[Segment], explicit: str | None = None)
         lines = [f"{entry['checkpoint']}: {entry['reason']}" for entry in rejected] or ["all that were recorded are gone"]
         raise RunError(
             "no checkpoint of this run can be used: " + "; ".join(lines),
-            "a run that has committed checkpoints is never started again from scratch",
-            f"restore one of them under {run.checkpoints} from a copy, or start a new run",
+            "a run with committed checkpoints is never started again from scratch, nor goes on from those of another",
+            f"restore one of them under {run.checkpoints} from a copy, remove what belongs to another run, or start a new run",
         )
     return Choice(checkpoint=None, segment=None, step=0, rejected=[])
 
 
 def _candidates(run: RunDirectory, chain: list[Segment], recorded: set[CheckpointName]) -> list[CheckpointName]:
     """Admissible and once committed, newest on the chain first; what retention deleted is none."""
-    present = {info.name for info in scan(run, chain) if info.committed}
+    present = {info.name for info in list_checkpoints(run, chain) if info.committed}
     deleted = deleted_names(run)
     return sorted(_on_chain(chain, present) | {name for name in recorded if str(name) not in deleted}, reverse=True)
 
@@ -121,17 +153,35 @@ def _on_chain(chain: list[Segment], names: set[str]) -> set[CheckpointName]:
     return {name for name in parsed if name is not None and is_admissible(chain, name.segment, name.step)}
 
 
-def _reason_against(run: RunDirectory, name: str) -> str:
-    """Empty when the checkpoint is whole."""
+def reason_against(run: RunDirectory, chain: list[Segment], name: str) -> str:
+    """Empty when the checkpoint is whole and this run's own."""
     directory = run.checkpoints / name
     if not (directory / MANIFEST).exists():
         return MISSING
-    return "; ".join(verify(directory).reasons)
+    return _foreign(run, chain, directory) or "; ".join(verify(directory).reasons)
+
+
+def _foreign(run: RunDirectory, chain: list[Segment], directory: Path) -> str:
+    """Why it is not this run's own; empty also for a manifest that cannot be read, which ``verify`` describes better."""
+    try:
+        manifest = load_manifest(directory)
+    except HeadwayError:
+        return ""
+    info, state = run.info(), manifest.state
+    if state.get("run_id", info["run_id"]) != info["run_id"]:
+        return f"belongs to run {state['run_id']}"
+    if state.get("spec_digest", info["spec_digest"]) != info["spec_digest"]:
+        return f"belongs to a run of another spec ({short(str(state['spec_digest']))})"
+    recorded = _recorded_digests(run, chain).get(directory.name)
+    if recorded not in (None, manifest.state_digest):
+        return f"its content is not what this run saved under that name ({short(str(recorded))})"
+    return ""
 
 
 def _exactly(run: RunDirectory, chain: list[Segment], name: str) -> Choice:
     parsed, directory = parse_name(name), run.checkpoints / name
-    usable = ", ".join(info.name for info in scan(run, chain) if info.committed and info.admissible) or "none"
+    infos = list_checkpoints(run, chain)
+    usable = ", ".join(info.name for info in infos if info.committed and info.admissible) or "none"
     way_out = f"committed on the current chain: {usable}"
     if parsed is None or not directory.is_dir():
         raise RunError(f"checkpoint {name!r} does not exist", f"path: {directory}", way_out)
@@ -143,6 +193,6 @@ def _exactly(run: RunDirectory, chain: list[Segment], name: str) -> Choice:
             "a checkpoint counts when its segment is on the chain and the next segment went on at or after its step",
             way_out,
         )
-    if reason := _reason_against(run, name):
-        raise RunError(f"checkpoint {name} is damaged: {reason}", f"path: {directory}", way_out)
+    if reason := reason_against(run, chain, name):
+        raise RunError(f"checkpoint {name} is damaged or not this run's own: {reason}", f"path: {directory}", way_out)
     return Choice(checkpoint=name, segment=parsed.segment, step=parsed.step, rejected=[])

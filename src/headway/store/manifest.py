@@ -13,9 +13,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import typing
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +21,7 @@ import xxhash
 
 from headway.base.digests import canonical_json, digest_bytes, digest_json
 from headway.base.errors import RunError, from_os_error
+from headway.base.plain import from_plain
 from headway.store.names import MANIFEST, data_file, receipt_file
 
 BLOCK_BYTES = 4 << 20
@@ -156,7 +155,7 @@ def seal(manifest: Manifest) -> Manifest:
     except (TypeError, ValueError) as error:
         raise RunError(f"the state beside the tensors is no plain JSON: {error}", "numbers are finite, keys are text") from error
     plain.pop("digest")
-    return _parse(Manifest, {**plain, "digest": digest_json(plain)}, "manifest")
+    return from_plain(Manifest, {**plain, "digest": digest_json(plain)}, "manifest")
 
 
 def manifest_bytes(manifest: Manifest) -> bytes:
@@ -226,29 +225,6 @@ def _parse_saved(cls: Any, value: dict[str, Any], kind: str, path: Path) -> Any:
             "use the version of headway that wrote it",
         )
     try:
-        return _parse(cls, value, kind)
+        return from_plain(cls, value, kind)
     except RunError as error:
         raise _damaged(error.problems[0].seen, path) from error
-
-
-@cache
-def _hints(cls: Any) -> dict[str, Any]:
-    return typing.get_type_hints(cls)
-
-
-def _parse(hint: Any, value: Any, where: str) -> Any:
-    """Plain JSON -> ``hint``: exact keys, exact types (a float is no int, a bool is no int), nothing imported by name."""
-    origin, args = typing.get_origin(hint), typing.get_args(hint)
-    if dataclasses.is_dataclass(hint):
-        hints: dict[str, Any] = _hints(hint)  # type: ignore[arg-type]
-        if not isinstance(value, dict) or set(value) != set(hints):
-            keys = sorted(set(value) ^ set(hints)) if isinstance(value, dict) else value
-            raise RunError(f"{where}: unknown or missing keys {keys}")
-        return hint(**{name: _parse(hints[name], value[name], f"{where}.{name}") for name in hints})  # type: ignore[operator]
-    if origin is tuple and isinstance(value, list | tuple):
-        return tuple(_parse(args[0], item, where) for item in value)
-    if origin is dict and isinstance(value, dict):
-        return {key: _parse(args[1], item, f"{where}[{key}]") for key, item in value.items()}
-    if hint is Any or type(value) is hint:
-        return value
-    raise RunError(f"{where}: {value!r} is of another type than {hint}")

@@ -7,6 +7,7 @@ g0001-s00000040/          segment 1, state after 40 updates
   MANIFEST.deleted        what retention leaves of a manifest while it removes the rest
 g0001-s00000040-a1/       the same step saved again: files of two saves never share a directory
 deleted.jsonl             what retention removed, so that deletion is told from loss
+rejected.jsonl            what retention found damaged when it read it back: kept as evidence
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from dataclasses import dataclass
 MANIFEST = "MANIFEST.json"
 TOMBSTONE = "MANIFEST.deleted"
 DELETED = "deleted.jsonl"
+REJECTED = "rejected.jsonl"
 _NAME = re.compile(r"g(\d{4,})-s(\d{8,})(?:-a([1-9]\d*))?", re.ASCII)
 
 

@@ -95,11 +95,6 @@ def verify(directory: Path) -> Verdict:
     return Verdict(not reasons, tuple(reasons), bytes_read)
 
 
-def read_chunk(directory: Path, chunk: Chunk) -> np.ndarray:
-    """All bytes of a chunk, every block verified."""
-    return read_span(directory, chunk, 0, chunk.nbytes)
-
-
 def read_span(directory: Path, chunk: Chunk, start_bytes: int, stop_bytes: int, scratch: np.ndarray | None = None) -> np.ndarray:
     """Bytes [start, stop) of a chunk; reads whole blocks and verifies each.
 

@@ -18,7 +18,7 @@ from headway.base.records import RecordTail
 from headway.rundir.events import EventLog
 from headway.rundir.layout import RunDirectory
 from headway.rundir.lease import Lease
-from headway.rundir.metrics import decode_row
+from headway.rundir.metrics import as_row
 from headway.supervise.causes import cause, status_words
 from headway.supervise.launcher import TrainerProcess
 from headway.supervise.options import SuperviseOptions
@@ -110,8 +110,10 @@ class Attempt:
         return self._ended(status)
 
     def _take_rows(self) -> None:
-        for raw in self._tail.poll():
-            row = decode_row(raw)
+        for record in self._tail.poll():
+            row = as_row(record)
+            if row is None:  # its checksum holds, but it says nothing that can be relied on: no progress either
+                continue
             self._watch.patience.progress(row, self._watch.now_ns())
             if row["kind"] == "end":
                 self._end_state = row["state"]
@@ -122,7 +124,7 @@ class Attempt:
         if watch.lease.must_stop() and self._forced != "lease lost":
             self._end("lease lost", min(options.grace_seconds, options.ttl_seconds / 4))
         elif watch.stop.count and not self._forced:
-            self._end("stop", options.grace_seconds)
+            self._end("stop", watch.patience.grace_seconds(options.grace_seconds))
         elif not self._forced and watch.patience.is_over(watch.now_ns()):
             watch.record("hang", segment=self._segment, last_progress_boot_ns=watch.patience.last_progress_ns)
             self._end("hang", min(options.grace_seconds, options.hang_grace_seconds))
@@ -145,7 +147,7 @@ class Attempt:
             reason=self._words(code, number),
         )
         fields = {"segment": end.segment, "code": code, "signal": number, "reason": end.reason}
-        self._watch.record("exit", **fields, last_progress_boot_ns=self._watch.patience.last_progress_ns)
+        self._watch.record("exit", **fields, last_progress_boot_ns=self._watch.patience.last_row_ns)
         return end
 
     def _words(self, code: int | None, number: int | None) -> str:

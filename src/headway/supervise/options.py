@@ -15,9 +15,9 @@ class SuperviseOptions:
     hang_floor_seconds: float = 120.0  # silence below this is never a hang
     hang_factor: float = 8.0  # nor below this many times the longest row of the run
     startup_seconds: float = 1800.0  # allowed silence before the first step, and until a save and an evaluation were seen
-    grace_seconds: float = 30.0  # between the termination signal and the kill
+    grace_seconds: float = 30.0  # between the termination signal and the kill; at least twice the longest step and save
     hang_grace_seconds: float = 5.0  # the same for a trainer that hangs: it rarely answers
-    orphan_seconds: float = 30.0  # how long the trainer of a dead owner may take to end by itself
+    orphan_seconds: float = 30.0  # how long the trainer of a dead owner may take to end by itself; at least as above
     backoff_seconds: float = 1.0  # pause before a restart, times the number of fruitless attempts
     poll_seconds: float = 0.1
     author: str = "automatic"  # who started this supervisor

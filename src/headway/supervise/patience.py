@@ -5,14 +5,16 @@ r"""How long no progress is no hang: learned from what this run has shown, never
                     compilation, restoring
 
 Progress is a new whole row of the trainer, received by the supervisor's own clock. A first save or evaluation may take far
-longer than any step, and nothing announces it: until both were seen in this run the generous limit stays (F2).
+longer than any step, and nothing announces it: until both were seen in this run the generous limit stays (F2). A ``stall`` row
+is no progress, but it names a cause that may pass: from it on the generous limit counts, from the last progress (D12).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-_TELLING = ("step", "save", "evaluation")
+_TELLING = {"step", "save", "evaluation"}
+_GRACE_FACTOR = 2.0
 
 
 class Patience:
@@ -20,33 +22,42 @@ class Patience:
 
     def __init__(self, *, floor_seconds: float, factor: float, generous_seconds: float):
         self._floor_seconds, self._factor, self._generous_seconds = floor_seconds, factor, generous_seconds
-        self._seen: set[str] = set()
-        self._longest_ns = 0
-        self._stepped = False
+        self._longest_ns: dict[str, int] = {}  # by kind of row
+        self._stepped, self._stalled = False, False
         self.last_progress_ns = 0
+        self.last_row_ns = 0  # a stall counts here
 
     def learn(self, rows: Iterable[dict]) -> None:
         """Rows of earlier attempts."""
         for row in rows:
-            if row["kind"] not in ("start", "restored"):
-                self._seen.add(row["kind"])
-                self._longest_ns = max(self._longest_ns, sum(row.get("split", {}).values()))
+            kind, ns = row["kind"], sum(row.get("split", {}).values())
+            if kind not in ("start", "restored", "stall"):
+                self._longest_ns[kind] = max(self._longest_ns.get(kind, 0), ns)
 
     def begin(self, now_ns: int) -> None:
         """A trainer was launched."""
-        self._stepped, self.last_progress_ns = False, now_ns
+        self._stepped, self._stalled = False, False
+        self.last_progress_ns = self.last_row_ns = now_ns
 
     def progress(self, row: dict, now_ns: int) -> None:
         self.learn([row])
         self._stepped = self._stepped or row["kind"] == "step"
-        self.last_progress_ns = now_ns
+        self._stalled = row["kind"] == "stall"
+        self.last_row_ns = now_ns
+        if not self._stalled:
+            self.last_progress_ns = now_ns
 
     @property
     def limit_seconds(self) -> float:
-        learned = max(self._floor_seconds, self._factor * self._longest_ns / 1e9)
-        if self._stepped and self._seen.issuperset(_TELLING):
+        learned = max(self._floor_seconds, self._factor * max(self._longest_ns.values(), default=0) / 1e9)
+        if self._stepped and not self._stalled and self._longest_ns.keys() >= _TELLING:
             return learned
         return max(self._generous_seconds, learned)
+
+    def grace_seconds(self, floor_seconds: float) -> float:
+        """Time for a healthy trainer to end by itself: it finishes its step, then saves. Twice the longest of both (F5)."""
+        needed_ns = self._longest_ns.get("step", 0) + self._longest_ns.get("save", 0)
+        return max(floor_seconds, _GRACE_FACTOR * needed_ns / 1e9)
 
     def is_over(self, now_ns: int) -> bool:
         return now_ns - self.last_progress_ns > self.limit_seconds * 1e9

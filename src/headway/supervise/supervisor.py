@@ -3,12 +3,14 @@
     lease -> open events -> take over -> [ choose checkpoint -> write segment -> launch -> follow ]* -> finish -> release
 
 It knows nothing of tensors: it reads records and manifests. What ends the loop: the trainer completed; somebody asked to
-stop; the trainer refused its configuration or its environment (exit 2, 3: trying again cannot help); attempts in a row
-without committed progress; no usable checkpoint; the lease is lost.
+stop; the trainer refused its configuration (exit 2: trying again cannot help); attempts without committed progress, whatever
+ended them (a fault of the environment, exit 3, may pass, and is tried again like a crash); no usable checkpoint; the lease is
+lost.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -22,7 +24,7 @@ from headway.rundir.lease import Lease, LeaseView
 from headway.rundir.metrics import read_all_steps
 from headway.rundir.processes import this_process
 from headway.rundir.segments import Segment, current_chain, read_segments, write_segment
-from headway.store.admissible import Choice, choose
+from headway.store.admissible import Choice, choose, saving_segments
 from headway.supervise.attempt import Attempt, AttemptEnd, StopSignals, Watch
 from headway.supervise.causes import error_of, log_tail
 from headway.supervise.launcher import Launcher, ProcessLauncher
@@ -90,6 +92,7 @@ class _Supervisor:
         self._watch, self._launcher = watch, launcher
         self._attempts, self._fruitless = 0, 0
         self._last_choice: Choice | None = None
+        self._best_step = 0  # the newest step that a choice of this supervisor could prove
         self._last_end: AttemptEnd | None = None
         self._reported: set[tuple[str, str]] = set()
 
@@ -133,10 +136,19 @@ class _Supervisor:
             if key not in self._reported:
                 self._reported.add(key)
                 self._watch.record("checkpoint_rejected", **entry)
-        if self._last_choice is not None:
-            self._fruitless = 0 if choice.step > self._last_choice.step else self._fruitless + 1
-        self._last_choice = choice
+        self._count(choice)
         return choice
+
+    def _count(self, choice: Choice) -> None:
+        """Only what lies beyond the best step so far is progress: else storage that damages each newest could go on for ever.
+
+        Ground that is regained below it neither counts against the run nor clears it of anything.
+        """
+        if self._last_choice is None or choice.step > self._best_step:
+            self._fruitless, self._best_step = 0, choice.step
+        elif choice.step <= self._last_choice.step:
+            self._fruitless += 1
+        self._last_choice = choice
 
     def _is_done(self, choice: Choice) -> bool:
         """A complete run that is resumed: its end was recorded, and its last checkpoint is whole."""
@@ -158,7 +170,7 @@ class _Supervisor:
         parent = segments.get(choice.segment) if choice.segment is not None else None
         deployment = run.info()["deployment"]
         segment = Segment(
-            id=max(segments, default=0) + 1,
+            id=max({*segments, *saving_segments(run)}, default=0) + 1,
             parent=parent.id if parent else None,
             restored_step=choice.step,
             checkpoint=choice.checkpoint,
@@ -196,7 +208,7 @@ class _Supervisor:
             return self._finish("complete", "all steps are trained", EXIT_OK)
         if end.forced == "stop" or (end.end_state == "stopped" and end.code == 0):
             return self._finish("stopped", end.reason, EXIT_OK)
-        if end.code in (EXIT_CONFIG, EXIT_ENVIRONMENT):
+        if end.code == EXIT_CONFIG:
             return self._finish("failed", f"the trainer cannot run: {end.reason}", end.code, self._cause(end))
         return None
 
@@ -205,7 +217,8 @@ class _Supervisor:
         assert end is not None
         stands = f"checkpoint {choice.checkpoint} (step {choice.step}) stands" if choice.checkpoint else "nothing was committed"
         reason = f"{self._fruitless} attempts in a row committed no new step ({stands}); the last: {end.reason}"
-        return self._finish("failed", reason, EXIT_RUN, self._cause(end))
+        code = EXIT_ENVIRONMENT if end.code == EXIT_ENVIRONMENT else EXIT_RUN
+        return self._finish("failed", reason, code, self._cause(end))
 
     def _cause(self, end: AttemptEnd) -> dict[str, Any]:
         run = self._watch.run
@@ -218,7 +231,11 @@ class _Supervisor:
         return Outcome(state=state, reason=reason, attempts=self._attempts, exit_code=exit_code)
 
     def _lost(self) -> Outcome:
-        """No finish record: the run is not finished, it is somebody else's."""
-        rule = "the lease could not be renewed for half its time to live, or another owner took the run over"
+        """No finish record: the run is not finished, it is somebody else's. The events file of this epoch is still ours."""
+        rule = (
+            "the lease could not be renewed for half its time to live, its file was removed, or another owner took the run over"
+        )
+        with contextlib.suppress(HeadwayError):  # the storage that refused the lease may refuse this too
+            self._watch.record("note", text=rule, state="lost")
         self._watch.events.close()
         return Outcome(state="lost", reason=rule, attempts=self._attempts, exit_code=EXIT_ENVIRONMENT)

@@ -1,8 +1,8 @@
 """Taking over from an owner that died: first make sure that its trainer is gone (F6).
 
-A trainer whose owner dies reads end of file, saves and ends. The newcomer gives it that time, then ends it, if it is a
-process of this boot. On another host nobody can look: there the newcomer waits until the trainer has written nothing for
-that time; should it wake up later, its commits are inadmissible (CONTRACTS section 2).
+A trainer whose owner dies reads end of file, saves and ends. The newcomer gives it that time (as learned from the run's
+records), then ends it, if it is a process of this boot. On another host nobody can look: there the newcomer waits until the
+trainer has written nothing for that time; should it wake up later, its commits are inadmissible (CONTRACTS section 2).
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def _is_running(launch: dict) -> bool:
 def _end_here(watch: Watch, launch: dict) -> str:
     if not _is_running(launch):
         return "its trainer was gone already"
-    deadline_ns = watch.now_ns() + round(watch.options.orphan_seconds * 1e9)
+    deadline_ns = watch.now_ns() + round(_orphan_seconds(watch) * 1e9)
     while _is_running(launch) and watch.now_ns() < deadline_ns:
         watch.pause()
     if not _is_running(launch):
@@ -61,11 +61,15 @@ def _end_here(watch: Watch, launch: dict) -> str:
     return "its trainer was killed"
 
 
+def _orphan_seconds(watch: Watch) -> float:
+    return watch.patience.grace_seconds(watch.options.orphan_seconds)
+
+
 def _wait_for_silence(watch: Watch, segment: int) -> str:
-    rows, since_ns = -1, watch.now_ns()
-    while watch.now_ns() - since_ns < watch.options.orphan_seconds * 1e9:
+    rows, since_ns, silence_seconds = -1, watch.now_ns(), _orphan_seconds(watch)
+    while watch.now_ns() - since_ns < silence_seconds * 1e9:
         count = len(read_steps(watch.run, segment))
         if count != rows:
             rows, since_ns = count, watch.now_ns()
         watch.pause()
-    return f"its trainer is on another host and was silent for {watch.options.orphan_seconds:.0f} s"
+    return f"its trainer is on another host and was silent for {silence_seconds:.0f} s"

@@ -5,19 +5,24 @@ Whole updates of the real step on random tokens: what it times is what will run.
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 import torch
 
+from headway.base.files import make_directory
 from headway.checkpoint.digest import state_digest
+from headway.checkpoint.save import save_checkpoint
 from headway.data.reader import WindowBatch
 from headway.model.loss import loss_sums
 from headway.recipe.schedules import Schedule
 from headway.recipe.spec import Spec
+from headway.rundir.layout import RunDirectory
+from headway.store.verify import verify
 from headway.train.environment import peak_bytes
 from headway.train.feed import StepBatch
 from headway.train.setup import Trainee, build_trainee
@@ -26,9 +31,9 @@ from headway.train.step import context_of, train_step
 WARM_UP_STEPS = 2
 
 
-def calibrate(spec: Spec, *, seconds: float, threads: int | None, micro_batch_tokens: int) -> dict[str, Any]:
+def calibrate(spec: Spec, *, seconds: float, threads: int, micro_batch_tokens: int) -> dict[str, Any]:
     """Time whole updates for about ``seconds``. Rates are tokens per second; low and high are the 10th and 90th percentile."""
-    torch.set_num_threads(threads or len(os.sched_getaffinity(0)))
+    torch.set_num_threads(threads)
     trainee = build_trainee(spec)
     schedule = Schedule(spec)
     batch = random_batch(spec, schedule, micro_batch_tokens)
@@ -43,6 +48,7 @@ def calibrate(spec: Spec, *, seconds: float, threads: int | None, micro_batch_to
         "steps_timed": len(times),
         "tokens_per_step": tokens,
         "evaluation_tokens_per_second": evaluation_rate(trainee, batch),
+        "seconds_per_save": seconds_per_save(trainee),
         "digest_seconds": timed(lambda: state_digest(trainee.state())),
         "peak_bytes": peak_bytes(),
         "threads": torch.get_num_threads(),
@@ -89,6 +95,20 @@ def evaluation_rate(trainee: Trainee, batch: StepBatch) -> float:
 
     forward()
     return micro.tokens_BT.size / timed(forward)
+
+
+def seconds_per_save(trainee: Trainee) -> float:
+    """A real save, read back as retention does, into a directory that is thrown away: the second of two."""
+    with TemporaryDirectory(dir=".", prefix=".headway-calibrate-") as root:
+        run = RunDirectory(Path(root))
+        make_directory(run.checkpoints)
+
+        def save(step: int) -> None:
+            result = save_checkpoint(run, 1, step, trainee.state(), {})
+            assert verify(run.checkpoints / result.name).ok
+
+        save(1)
+        return timed(lambda: save(2))
 
 
 def timed(work: Callable[[], object]) -> float:

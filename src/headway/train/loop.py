@@ -1,12 +1,16 @@
-"""The loop of a run, on one screen: fetch, step, record, evaluate, save, decide.
+"""The loop of a run, on one screen: fetch, step, record, evaluate, sample, save, decide.
 
-Order matters. Evaluation comes before the save of the same step, so a checkpoint never stands before the evaluation of
-its own step is on record. A stop is obeyed at the boundary of a step, after a save.
+Order matters. What belongs to a step (its evaluation, the last samples) comes before the save of that step; where a stop or
+a crash left it out all the same, the next segment catches it up before it trains on. A stop is obeyed at the boundary of a
+step, after a save.
 """
 
 from __future__ import annotations
 
+import math
 from itertools import takewhile
+
+import torch
 
 from headway.base import failpoints
 from headway.base.errors import EnvironmentFault, HeadwayError, RunError
@@ -14,7 +18,7 @@ from headway.checkpoint.digest import state_digest
 from headway.checkpoint.save import save_checkpoint
 from headway.evaluate.held_out import held_out_loss
 from headway.evaluate.sample import greedy
-from headway.rundir.segments import current_chain, read_segments
+from headway.rundir.metrics import read_chain_rows
 from headway.store.retention import Retention, apply_retention
 from headway.train.environment import peak_bytes
 from headway.train.sample import prompt_ids
@@ -26,36 +30,50 @@ MAX_SKIPPED_IN_A_ROW = 3
 
 def train(run: TrainRun) -> str:
     """Train to the end or to a stop; returns "complete" or "stopped"."""
-    if run.step == 0:
-        sample(run)
-    skipped = 0
     saved_step = run.step
+    finish_step(run)
     while run.step < run.schedule.total_steps and not run.stop:
-        batch, _waited_ns = run.batches().get(run.step)
+        batch, waited_ns = run.batches().get(run.step)
         run.log.mark("data_stall")
         result = train_step(run.trainee, batch, run.schedule.rate(run.step))
         run.step += 1
-        record(run, result)
-        skipped = 0 if result.applied else skipped + 1
-        if skipped >= MAX_SKIPPED_IN_A_ROW:
+        record(run, result, waited_ns)
+        run.skipped = 0 if result.applied else run.skipped + 1
+        if run.skipped >= MAX_SKIPPED_IN_A_ROW or (run.skipped and run.step == run.schedule.total_steps):
             raise_not_finite(run)
-        if run.schedule.evaluation_due(run.step):
-            evaluate(run)
+        finish_step(run)
         if run.step % run.policy.checkpoint_every_steps == 0 and save(run):
             saved_step = run.step
-    complete = run.step == run.schedule.total_steps
-    if complete and run.segment.restored_step < run.step:
-        sample(run)
     if saved_step != run.step:
         save(run, must=True)
-    run.log.mark("productive")
-    state = "complete" if complete else "stopped"
+    return end(run)
+
+
+def finish_step(run: TrainRun) -> None:
+    """Evaluate and sample where the step that is done asks for it and no record of this history has it yet."""
+    ends = run.step in (0, run.schedule.total_steps)
+    if run.schedule.evaluation_due(run.step) and not on_record(run, "evaluation"):
+        evaluate(run)
+    if ends and run.spec.evaluation.prompts and not run.stop and not on_record(run, "sample"):
+        sample(run)
+
+
+def on_record(run: TrainRun, kind: str) -> bool:
+    """Only the step that was restored can have such a row: every later one is new."""
+    if run.step != run.segment.restored_step:
+        return False
+    return any(row["kind"] == kind and row["step"] == run.step for row in read_chain_rows(run.directory, run.chain).kept)
+
+
+def end(run: TrainRun) -> str:
+    """The last record. A run is complete when its last step is trained, evaluated and saved."""
+    state = "complete" if run.step == run.schedule.total_steps and not run.owes_evaluation else "stopped"
     digest = state_digest(run.trainee.state())
     run.log.write("end", step=run.step, state=state, reason=run.stop.reason, digest=digest, peak_bytes=peak_bytes())
     return state
 
 
-def record(run: TrainRun, result: StepResult) -> None:
+def record(run: TrainRun, result: StepResult, waited_ns: int) -> None:
     """One row per update: the loss is the global one of the whole batch (L3)."""
     done = run.schedule.place(run.step - 1)
     every = run.policy.state_digest_every
@@ -76,12 +94,14 @@ def record(run: TrainRun, result: StepResult) -> None:
         applied=result.applied,
         rate=run.schedule.rate(run.step - 1),
         digest=digest,
+        input_wait_ns=waited_ns,
     )
     failpoints.hit("step.recorded", run.step)
 
 
 def evaluate(run: TrainRun) -> None:
     """Held-out loss of every source, in nats per token, with the current weights."""
+    failpoints.hit("evaluation.begin", run.step)
     stage = run.spec.stages[run.schedule.place(run.step - 1).stage]
     T, tokens = stage.sequence_length, run.spec.evaluation.tokens_per_source
     losses, targets = {}, {}
@@ -89,7 +109,8 @@ def evaluate(run: TrainRun) -> None:
         batches = run.reader.held_out_batches(source.name, T, run.feed.micro_sequences(T), tokens)
         result = held_out_loss(run.trainee.compute, takewhile(lambda _: not run.stop, batches), stage.rope_base)
         if run.stop:
-            return run.log.mark("evaluation")  # half an evaluation is none: the stop goes first
+            run.owes_evaluation = True  # half an evaluation is none: the stop goes first, the next segment catches it up
+            return run.log.mark("evaluation")
         losses[source.name], targets[source.name] = result.loss, result.targets
     run.log.mark("evaluation")
     run.log.write("evaluation", step=run.step, tokens=run.schedule.tokens_before(run.step), loss=losses, targets=targets)
@@ -98,8 +119,6 @@ def evaluate(run: TrainRun) -> None:
 def sample(run: TrainRun) -> None:
     """Decode the fixed prompts greedily: bugs that a loss cannot show are seen here."""
     evaluation = run.spec.evaluation
-    if not evaluation.prompts or not evaluation.sample_tokens:
-        return
     rope_base = run.spec.stages[run.schedule.place(max(0, run.step - 1)).stage].rope_base
     prompts = [prompt_ids(run.tokenizer, prompt) for prompt in evaluation.prompts]
     outputs = greedy(run.trainee.compute, prompts, evaluation.sample_tokens, rope_base, run.tokenizer.document_token_id)
@@ -109,8 +128,15 @@ def sample(run: TrainRun) -> None:
 
 
 def save(run: TrainRun, must: bool = False) -> bool:
-    """Commit a checkpoint of the current step; a failure is recorded and training goes on, unless it ``must`` (C3)."""
+    """Commit a checkpoint of the current step; a failure is recorded and training goes on, unless it ``must`` (C3).
+
+    A step that was skipped is no progress and is not saved: the last good checkpoint must stay the newest.
+    """
+    if run.skipped:
+        return False
+    refuse_sick_state(run)
     state = {
+        "run_id": run.directory.info()["run_id"],
         "cursor": cursor(run, run.step),
         "tokens": run.schedule.tokens_before(run.step),
         "updates": run.trainee.updates,
@@ -125,27 +151,50 @@ def save(run: TrainRun, must: bool = False) -> bool:
         if must:
             raise
         return False
-    run.log.mark("blocking_save")
+    retention_ns = prune(run)
     run.log.write(
-        "save", step=run.step, checkpoint=result.name, bytes=result.nbytes, blocking_ns=result.blocking_ns, digest=result.digest
+        "save",
+        step=run.step,
+        checkpoint=result.name,
+        bytes=result.nbytes,
+        blocking_ns=result.blocking_ns,
+        retention_ns=retention_ns,
+        digest=result.digest,
     )
-    prune(run)
     return True
 
 
-def prune(run: TrainRun) -> None:
-    """Delete what retention no longer keeps, after the newest was read back. Failing to delete never stops training."""
+def prune(run: TrainRun) -> int:
+    """Delete what retention no longer keeps, after the newest was read back; returns the time it took, in ns.
+
+    Failing to delete never stops training. The chain is the one that this segment started with: a trainer that was
+    replaced meanwhile is recognised by it, and deletes nothing.
+    """
+    before = run.clock.stamp().boot_ns
     policy = Retention(keep_last=run.policy.keep_last, permanent_every=run.policy.permanent_every)
     try:
-        apply_retention(run.directory, current_chain(read_segments(run.directory)), policy, protected=frozenset())
+        apply_retention(run.directory, run.chain, policy)
     except HeadwayError as error:
         run.log.write("retention_failed", step=run.step, error=str(error), rest="blocking_save")
-    run.log.mark("blocking_save")
+    return run.clock.stamp().boot_ns - before
+
+
+def refuse_sick_state(run: TrainRun) -> None:
+    """A finite gradient can still give weights or moments that are not (a quotient of zeros): never save those."""
+    tensors = run.trainee.state()
+    largest = torch.stack(torch._foreach_norm(list(tensors.values()), ord=math.inf))
+    if not bool(torch.isfinite(largest).all()):
+        name = next(name for name, value in zip(tensors, largest.tolist(), strict=True) if not math.isfinite(value))
+        raise RunError(
+            f"after step {run.step} the state is not finite: {name}",
+            "such a state is never saved: the last good checkpoint stays the newest",
+            "look at the steps before it (headway report), lower the rate or raise the optimizer's epsilon in a new run",
+        )
 
 
 def raise_not_finite(run: TrainRun) -> None:
     raise RunError(
-        f"the gradient was not finite in {MAX_SKIPPED_IN_A_ROW} steps in a row, the last is step {run.step}",
-        "no such gradient reaches weights or moments; after that many the run stops",
-        "look at the loss before it (headway report), lower the rate or the initial scale, or resume from an older checkpoint",
+        f"the gradient was not finite in {run.skipped} steps in a row, the last is step {run.step}",
+        f"no such gradient reaches weights or moments; after {MAX_SKIPPED_IN_A_ROW} in a row, or in the last step, the run stops",
+        "look at the loss before it (headway report), and lower the rate or the initial scale in a new run",
     )

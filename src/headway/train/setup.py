@@ -16,7 +16,7 @@ import torch
 from headway.base import failpoints
 from headway.base.clocks import Clock, SystemClock
 from headway.base.digests import digest_json
-from headway.base.errors import RunError
+from headway.base.errors import EnvironmentFault, RunError
 from headway.checkpoint.load import load_checkpoint
 from headway.data.prefetch import Prefetcher
 from headway.data.reader import TokenReader
@@ -30,7 +30,7 @@ from headway.recipe.schedules import Schedule
 from headway.recipe.spec import Spec
 from headway.rundir.layout import RunDirectory
 from headway.rundir.metrics import StepLog
-from headway.rundir.segments import Segment, read_segments
+from headway.rundir.segments import Segment, current_chain, read_segments
 from headway.store.manifest import Manifest
 from headway.train.environment import differences, full_environment
 from headway.train.feed import Feed, StepBatch
@@ -69,8 +69,8 @@ class TrainPolicy:
     def of(deployment: dict[str, Any]) -> TrainPolicy:
         checkpoints = deployment["checkpoints"]
         return TrainPolicy(
-            threads=deployment.get("threads") or len(os.sched_getaffinity(0)),
-            micro_batch_tokens=deployment.get("micro_batch") or 8192,
+            threads=deployment["threads"],
+            micro_batch_tokens=deployment["micro_batch"],
             checkpoint_every_steps=checkpoints["every_steps"],
             keep_last=checkpoints["keep_last"],
             permanent_every=checkpoints["permanent_every"],
@@ -83,7 +83,8 @@ class TrainRun:
     """Everything the loop touches. ``step`` counts the updates done."""
 
     directory: RunDirectory
-    segment: Segment
+    chain: list[Segment]  # as it stood when this segment started; the segment is its last
+    clock: Clock
     spec: Spec
     policy: TrainPolicy
     schedule: Schedule
@@ -95,7 +96,13 @@ class TrainRun:
     stop: StopRequest
     environment: dict[str, Any]
     step: int = 0
+    skipped: int = 0  # updates left out in a row because the gradient was not finite; 0 in every checkpoint
+    owes_evaluation: bool = False  # a stop came in the middle of one
     _prefetcher: Prefetcher[StepBatch] | None = field(default=None, repr=False)
+
+    @property
+    def segment(self) -> Segment:
+        return self.chain[-1]
 
     def batches(self) -> Prefetcher[StepBatch]:
         """The prefetcher, started at the current step on first use."""
@@ -117,7 +124,8 @@ class TrainRun:
 def set_up(run_root: Path, segment_id: int, stop: StopRequest, clock: Clock | None = None) -> TrainRun:
     """Build the run of ``segment_id``: data, model, optimiser, and the state that the segment restores."""
     directory = RunDirectory.open(run_root)
-    log = StepLog(directory, segment_id, clock or SystemClock())
+    clock = clock or SystemClock()
+    log = StepLog(directory, segment_id, clock)
     failpoints.arm(directory.root)
     info, spec = directory.info(), directory.spec()
     policy = TrainPolicy.of(info["deployment"])
@@ -125,31 +133,38 @@ def set_up(run_root: Path, segment_id: int, stop: StopRequest, clock: Clock | No
     environment = full_environment()
     log.write("start", pid=os.getpid(), environment=environment, spec_digest=spec.digest())
 
-    segment = find_segment(directory, segment_id)
+    chain = chain_of(directory, segment_id)
     reader, tokenizer = open_data(Path(info["data"]), spec)
     schedule = Schedule(spec)
-    stream = Stream(spec, tuple(Skip(**skip) for skip in segment.skips))
+    stream = Stream(spec, tuple(Skip(**skip) for skip in chain[-1].skips))
     feed = Feed(stream, reader, schedule, policy.micro_batch_tokens)
     trainee = build_trainee(spec)
-    run = TrainRun(directory, segment, spec, policy, schedule, trainee, tokenizer, reader, feed, log, stop, environment)
+    run = TrainRun(directory, chain, clock, spec, policy, schedule, trainee, tokenizer, reader, feed, log, stop, environment)
     log.mark("init")
     restore(run)
     return run
 
 
-def find_segment(directory: RunDirectory, segment_id: int) -> Segment:
-    for segment in read_segments(directory):
-        if segment.id == segment_id:
-            return segment
-    raise RunError(
-        f"segment {segment_id} is not recorded in {directory.root}",
-        "the supervisor records a segment before it starts",
-        "start training with headway run or headway resume",
-    )
+def chain_of(directory: RunDirectory, segment_id: int) -> list[Segment]:
+    """The current chain, if this segment is its newest: a trainer that was replaced before it began goes no further."""
+    chain = current_chain(read_segments(directory))
+    if not chain or chain[-1].id != segment_id:
+        raise RunError(
+            f"segment {segment_id} is not the newest segment recorded in {directory.root}",
+            "the supervisor records a segment before it starts, and only the newest may train",
+            "start training with headway run or headway resume",
+        )
+    return chain
 
 
 def open_data(data_directory: Path, spec: Spec) -> tuple[TokenReader, Tokenizer]:
     """The built data, only if it is the data that the Spec was frozen with (D9)."""
+    if not data_directory.is_dir():
+        raise EnvironmentFault(
+            f"the data of this run is not at {data_directory}",
+            "a run reads its data where it was when the run was created",
+            "move it back, or put a symbolic link to it in that place: it is recognised by its content",
+        )
     reader = TokenReader.open(data_directory, spec)
     entry = reader.manifest.tokenizer
     return reader, Tokenizer.load(data_directory / entry.file, entry.document_token)
@@ -183,14 +198,15 @@ def restore(run: TrainRun) -> None:
 
 
 def check_cursor(run: TrainRun, manifest: Manifest) -> None:
-    """The saved position must be the one that this Spec and this stream give to the same step."""
-    saved, here = manifest.state["cursor"], cursor(run, manifest.step)
+    """The checkpoint must be this run's, at the position that this Spec and this stream give to the same step."""
+    here = cursor(run, manifest.step) | {"run_id": run.directory.info()["run_id"], "spec_digest": run.spec.digest()}
+    saved = manifest.state["cursor"] | {key: manifest.state.get(key) for key in ("run_id", "spec_digest")}
     wrong = [key for key in here if saved.get(key) != here[key]]
     if manifest.step != run.segment.restored_step or wrong:
         raise RunError(
-            f"the checkpoint's position differs from the run's in {', '.join(wrong) or 'step'}",
+            f"the checkpoint's {', '.join(wrong) or 'step'} is not this run's",
             f"saved: {saved}; expected: {here}",
-            "a checkpoint continues only the stream it was written on: start a new run that names this one as its parent",
+            "a run goes on from its own checkpoints only: restore the right one, or start a new run",
         )
 
 

@@ -50,7 +50,10 @@ def _checkpoints(material: Material) -> list[Block]:
     if not saves:
         return [Notice("No checkpoint was committed.", Tone.WARN)]
     rows = tuple(_save_row(save) for save in saves[-CHECKPOINTS:])
-    caption = "Blocking: training stood still that long. Digest: of the tensors' content, independent of segment and time."
+    caption = (
+        "Blocking: training stood still that long, the read-back by retention included. Digest: of the tensors' content, "
+        "independent of segment and time."
+    )
     if len(saves) > CHECKPOINTS:
         caption += f" {plural(len(saves) - CHECKPOINTS, 'older checkpoint')} not shown."
     return [Table(("checkpoint", ">step", ">size", ">bytes", ">blocking", "state digest", "standing"), rows, caption)]
@@ -118,10 +121,7 @@ def _digests(material: Material) -> Table:
         ("final state" if facts.state == "complete" else "newest recorded state", facts.final_digest),
     ]
     rows = [(name, code(digest) if digest else NONE) for name, digest in entries]
-    caption = ""
-    if spec is not None and facts.info.get("spec_digest") != spec.digest():
-        caption = "The spec that lies in the directory does NOT have the digest that the run was created with."
-    return Table(("what", "digest"), tuple(rows), caption)
+    return Table(("what", "digest"), tuple(rows))
 
 
 def _environment(material: Material) -> Table:

@@ -7,7 +7,7 @@ from headway.report.material import Material
 from headway.report.page import Block, Inline, Notice, Section, Span, Table, Tile, Tone, strong
 from headway.report.replay import Replay
 from headway.report.rows import Evaluation
-from headway.report.sections.proof import proof_blocks
+from headway.report.sections.proof import changes, proof_blocks
 from headway.report.words import NONE, duration, exact, listed, loss, percent, plural, signed
 
 _STATES = {
@@ -34,7 +34,7 @@ def verdict(material: Material) -> tuple[Inline, Tone]:
             listed([f"{loss(v, 3)} nats/token on {k}" for k, v in last.loss.items()]),
             ".",
         ]
-    pieces += [" ", _how_long(material), " ", _replayed(material.proof)]
+    pieces += [" ", _how_long(material), " ", _replayed(material)]
     return tuple(pieces), _tone(material)
 
 
@@ -66,13 +66,15 @@ def _how_long(material: Material) -> str:
     return f"{took}, with {plural(material.restarts, 'restart')}." if material.restarts else f"{took}, without a restart."
 
 
-def _replayed(proof: Replay) -> str:
+def _replayed(material: Material) -> str:
+    proof = material.proof
     count = len(proof.steps)
     if not count:
         return ""
     differ = sum(not step.match.equal for step in proof.steps)
     if differ:
-        return f"Of {plural(count, 'replayed step')}, {differ:,} did NOT come out as before."
+        why = ": the code changed in between" if "code" in changes(material) else ""
+        return f"Of {plural(count, 'replayed step')}, {differ:,} did NOT come out as before{why}."
     what = "states" if proof.proven else "losses and gradient norms (no state digests)"
     return f"{plural(count, 'step')} had to be repeated and came out with bit-identical {what}."
 

@@ -115,7 +115,7 @@ def _caption(material: Material) -> str:
     digests = " Steps include the digest of the state that this deployment asks for." if _digests_states(material) else ""
     return (
         "The plan was stored before the start and never changed. Parameters are counted in the newest stored "
-        f"checkpoint, not in the recipe. Saves and evaluations include repeated ones.{digests}"
+        f"checkpoint, not in the recipe. The times of saves and evaluations include repeated ones.{digests}"
     )
 
 

@@ -6,7 +6,7 @@ from headway.base.digests import short
 from headway.report.material import Material
 from headway.report.page import Block, Inline, Notice, Prose, Table, Tone, code, strong
 from headway.report.replay import Match, Replay, ReplayedStep
-from headway.report.words import NONE, every_digit, exact, plural
+from headway.report.words import NONE, every_digit, exact, listed, plural
 
 PROOF_ROWS = 6
 
@@ -34,34 +34,67 @@ def _hidden(proof: Replay, count: int) -> str:
 def _lead(material: Material) -> Inline:
     proof = material.proof
     steps = [step.step for step in proof.steps]
-    differ = [step.step for step in proof.steps if not step.match.equal]
-    where = f"steps {min(steps):,} to {max(steps):,}" if len(set(steps)) > 1 else f"step {steps[0]:,}"
+    differ = sorted({step.step for step in proof.steps if not step.match.equal})
+    where, twice = _places(steps), "twice" if len(set(steps)) == len(steps) else "more than once"
     if differ:
         return (
             strong("The replay is not identical."),
-            f" Of {where}, executed twice, {plural(len(differ), 'step')} came out different, first step {min(differ):,}. ",
+            f" Of {where}, executed {twice}, {plural(len(differ), 'step')} came out different, first step {differ[0]:,}. ",
             _cause(material),
         )
     strength = "to the bit" if proof.proven else "in loss and gradient norm; no state digest was recorded for them"
-    return (strong("Nothing was lost but time."), f" {where[0].upper()}{where[1:]} were executed twice and agree {strength}.")
+    verb, agree = ("was", "agrees") if len(set(steps)) == 1 else ("were", "agree")
+    return (
+        strong("Nothing was lost but time."),
+        f" {where[0].upper()}{where[1:]} {verb} executed {twice} and {agree} {strength}.",
+    )
+
+
+def _places(steps: list[int]) -> str:
+    """``step 7``, ``steps 1, 2 and 41 to 57``; many separate ones by their number and ends."""
+    ordered = sorted(set(steps))
+    heads = [step for step in ordered if step - 1 not in steps]
+    tails = [step for step in ordered if step + 1 not in steps]
+    if len(heads) > PROOF_ROWS:
+        return f"{plural(len(ordered), 'step')} between {ordered[0]:,} and {ordered[-1]:,}"
+    runs = [f"{a:,}" if a == b else f"{a:,} to {b:,}" for a, b in zip(heads, tails, strict=True)]
+    return f"{'step' if len(ordered) == 1 else 'steps'} {listed(runs)}"
 
 
 def _cause(material: Material) -> str:
     """What the records can say about why two executions differ."""
-    step = next(step for step in material.proof.steps if not step.match.equal)
-    found = {attempt.segment.id: attempt.environment for attempt in material.facts.segments}
-    then, now = (found[segment] for segment in step.segments)
-    changed = [
-        f"{key} ({then.get(key)}, then {now.get(key)})"
-        for key in sorted(then.keys() | now.keys())
-        if then.get(key) != now.get(key)
-    ]
-    if changed:
-        return f"What changed between the segments: {', '.join(changed)}."
+    changed = changes(material)
+    if not changed:
+        return (
+            "The recorded environments are the same, so the cause is not among what is recorded: "
+            "a machine that miscalculates, or something that the environment does not name."
+        )
+    code_change = changed.pop("code", None)
+    others = ", ".join(f"{key} ({then}, then {now})" for key, (then, now) in changed.items())
+    if code_change is None:
+        return f"What changed between the segments: {others}."
+    also = f" Also changed: {others}." if others else ""
     return (
-        "The recorded environments are the same, so the cause is not among what is recorded: "
-        "changed code, or a machine that miscalculates."
+        f"The cause named by the records: the code changed between the segments ({code_change[0]}, then {code_change[1]}).{also}"
     )
+
+
+def changes(material: Material) -> dict[str, tuple[str, str]]:
+    """By name, then and now: what changed before the first replayed step that differs. Empty: nothing that is recorded."""
+    step = next((step for step in material.proof.steps if not step.match.equal), None)
+    if step is None:
+        return {}
+    attempts = {attempt.segment.id: attempt for attempt in material.facts.segments}
+    then, now = (attempts[segment].environment for segment in step.segments)
+    restored = attempts[step.segments[1]].first("restored") or {}
+    found = {
+        key: (str(then.get(key)), str(now.get(key))) for key in sorted(then.keys() | now.keys()) if then.get(key) != now.get(key)
+    }
+    for entry in restored.get("differences") or []:  # as the trainer compared itself with the checkpoint: "key: then -> now"
+        key, _, values = str(entry).partition(": ")
+        before, _, after = values.partition(" -> ")
+        found.setdefault(key, (before, after))
+    return found
 
 
 def _chosen(proof: Replay) -> list[ReplayedStep]:

@@ -6,8 +6,8 @@ from headway.report.attempts import SegmentFacts
 from headway.report.material import Material
 from headway.report.page import Block, Figure, Inline, Notice, Prose, Section, Table, Tone, code, strong
 from headway.report.replay import Interruption
-from headway.report.timelines import ROWS, end_text
-from headway.report.words import duration, exact, plural
+from headway.report.timelines import ROWS, end_text, offset_seconds
+from headway.report.words import NONE, duration, exact, plural
 
 CLOSEUPS = 3
 """Most interruptions drawn close up; all are in the table."""
@@ -33,13 +33,14 @@ def recovery(material: Material) -> Section:
         blocks.append(_timeline(material))
     blocks += [_segments(material), *_rejected(material), *_costs(material)]
     blocks += [_closeup(name, item) for name, item in closeups(material)]
-    blocks += [*_determinism(material), *_errors(material)]
+    blocks += [*_determinism(material), *_errors(material), *_late(material)]
     return Section("recovery", title, tuple(blocks))
 
 
 def _story(item: Interruption) -> Prose:
+    when = f"after step {item.last_step:,}" if item.own_steps else "before it had done a step"
     text: tuple = (
-        strong(f"Segment {item.before.segment.id} was {item.word} after step {item.last_step:,}"),
+        strong(f"Segment {item.before.segment.id} was {item.word} {when}"),
         f" ({_why(item.before)}). Segment {item.after.segment.id} restored ",
         code(item.after.segment.checkpoint) if item.after.segment.checkpoint else "the initial weights",
         f" and went on from step {item.restored_step:,}. ",
@@ -71,12 +72,14 @@ def _timeline(material: Material) -> Figure:
 
 
 def _segments(material: Material) -> Table:
-    columns = (">segment", ">parent", "restored", ">executed", ">kept", "reason", "ended", "author")
+    columns = (">segment", ">parent", "restored", "repeats", ">executed", ">kept", "reason", "ended", "author")
     rows = tuple(_segment_row(material, attempt) for attempt in material.facts.segments)
     return Table(
         columns,
         rows,
-        "Steps are updates. Kept: part of the run's history; the rest was rolled back by a later restore and stays on record.",
+        "Parent: the segment whose checkpoint was restored. Repeats: how exactly the trainer promised to repeat what was done "
+        "from there before. Steps are updates. Kept: part of the run's history; the rest was rolled back by a later restore and "
+        "stays on record.",
     )
 
 
@@ -91,6 +94,7 @@ def _segment_row(material: Material, attempt: SegmentFacts) -> tuple[Inline, ...
         exact(segment.id),
         exact(segment.parent),
         restored,
+        str((attempt.first("restored") or {}).get("determinism") or NONE),
         executed,
         exact(int(own.kept.sum())),
         segment.reason,
@@ -106,15 +110,10 @@ def _ended(attempt: SegmentFacts) -> str:
 
 
 def _rejected(material: Material) -> list[Block]:
-    recorded = {
-        (str(r.get("checkpoint")), str(r.get("reason"))) for attempt in material.facts.segments for r in attempt.segment.rejected
-    }
-    recorded |= {
-        (str(e.get("checkpoint")), str(e.get("reason"))) for e in material.facts.events if e.get("kind") == "checkpoint_rejected"
-    }
+    recorded = {(str(entry.get("checkpoint")), str(entry.get("reason"))) for entry in material.facts.refused}
     if not recorded:
         return []
-    return [Table(("checkpoint refused on the way", "why"), tuple((code(name), why) for name, why in sorted(recorded)))]
+    return [Table(("refused checkpoint", "why"), tuple((code(name), why) for name, why in sorted(recorded)))]
 
 
 def _costs(material: Material) -> list[Block]:
@@ -192,8 +191,9 @@ def _determinism(material: Material) -> list[Block]:
         restored = attempt.first("restored") or {}
         changed = restored.get("differences") or []
         if changed:
+            only_code = all(str(entry).startswith("code:") for entry in changed)
             text = (
-                f"Segment {attempt.segment.id} went on in another environment "
+                f"Segment {attempt.segment.id} went on {'with other code' if only_code else 'in another environment'} "
                 f"({'; '.join(map(str, changed))}): equal within tolerance, not to the bit."
             )
             notices.append(Notice(text, Tone.WARN))
@@ -214,3 +214,27 @@ def _errors(material: Material) -> list[Block]:
                     Notice(f"A save failed after step {record.get('step')}: {record.get('error')}. Training went on.", Tone.WARN)
                 )
     return notices
+
+
+def _late(material: Material) -> list[Block]:
+    """What an owner wrote after another one had taken the run over."""
+    if not material.facts.late:
+        return []
+    rows = tuple(_late_row(material, record) for record in material.facts.late)
+    caption = (
+        "Late records: written by an owner after it had lost its lease and another had taken over. They are no part of the "
+        "history, and no time is booked for them."
+    )
+    return [Table(("late record", ">segment", ">after the start", "what it says"), rows, caption)]
+
+
+def _late_row(material: Material, record: dict) -> tuple[Inline, ...]:
+    at = offset_seconds(material.facts, record)
+    segment = record.get("segment")
+    said = ", ".join(str(record[key]) for key in ("state", "checkpoint", "reason", "text") if record.get(key))
+    return (
+        str(record.get("kind")),
+        exact(segment) if isinstance(segment, int) else NONE,
+        NONE if at is None else duration(at * 1e9),
+        said or NONE,
+    )

@@ -73,7 +73,7 @@ def _table(categories: dict[str, int]) -> Table:
 
 def chain_ns(facts: RunFacts) -> int | None:
     """Length of the chain of records from its two ends alone, when all of it lies on one boot; else None."""
-    closing = [event for event in facts.events if "closes" in event and not event.get("late")]
+    closing = [event for event in facts.events if "closes" in event]
     stamps = [event["stamp"] for event in (*facts.events[:1], *closing)]
     stamps += [record["stamp"] for attempt in facts.segments for record in attempt.records if "stamp" in record]
     if not stamps or len({stamp["boot_id"] for stamp in stamps}) != 1:
