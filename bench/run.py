@@ -15,6 +15,7 @@ import os
 import platform
 import subprocess
 import sys
+import time
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -22,10 +23,15 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "docs" / "results"
-BENCHMARKS = ("stream", "training", "checkpoint")
+BENCHMARKS = ("stream", "input_wait", "training", "checkpoint")
 PACKAGES = ("headway", "torch", "numpy", "transformers", "safetensors", "tokenizers", "xxhash")
 RATIO_WORDS = ("share", "ratio", "over", "fraction", "times", "vs")
 """A figure whose name holds one of these words is a ratio: it goes into the table."""
+
+RATES = ("window_batch_mtok_per_s", "numpy_plain_gather_mtok_per_s", "resume_ms", "start_s", "first_wait_ms", "step_ms")
+"""Rates and times that the table shows all the same, beside the ratio that they belong to."""
+
+BUSY = 0.1
 
 
 def versions() -> dict[str, str]:
@@ -47,13 +53,29 @@ def cpu_model() -> str:
     return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown")
 
 
+def busy_share(seconds: float = 1.0) -> float:
+    """Share of all cores' time that others use at this moment; 0 where the kernel does not tell."""
+
+    def times() -> tuple[int, int]:
+        fields = [int(word) for word in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
+        return sum(fields), fields[3] + fields[4]
+
+    try:
+        total, idle = times()
+        time.sleep(seconds)
+        total_after, idle_after = times()
+    except OSError:
+        return 0.0
+    return 1 - (idle_after - idle) / max(1, total_after - total)
+
+
 def machine() -> dict[str, Any]:
     """What the figures depend on, apart from the code."""
     return {
         "cpu": cpu_model(),
         "cores": len(os.sched_getaffinity(0)),
         "system": f"{platform.system()} {platform.machine()}",
-        "load_before": os.getloadavg()[0],
+        "busy_before": round(busy_share(), 3),
     }
 
 
@@ -78,14 +100,15 @@ def measure(name: str, arguments: list[str]) -> dict[str, Any]:
 
 
 def ratios(figures: Any, path: str = "") -> list[tuple[str, float]]:
-    """Every number whose name says that it is a ratio, with its path."""
+    """Every number whose name says that it is a ratio, and the rates beside them, with their paths."""
     if isinstance(figures, dict):
         return [found for key, value in figures.items() for found in ratios(value, f"{path}.{key}" if path else key)]
     if isinstance(figures, list):
         return [found for index, value in enumerate(figures) for found in ratios(value, f"{path}.{label(value, index)}")]
     words = path.rpartition(".")[2].split("_")
-    is_ratio = isinstance(figures, int | float) and not isinstance(figures, bool) and any(word in RATIO_WORDS for word in words)
-    return [(path, float(figures))] if is_ratio else []
+    is_number = isinstance(figures, int | float) and not isinstance(figures, bool)
+    is_shown = path in RATES or any(word in RATIO_WORDS for word in words)
+    return [(path, float(figures))] if is_number and is_shown else []
 
 
 def label(value: Any, index: int) -> str:
@@ -98,7 +121,7 @@ def page(results: list[dict[str, Any]]) -> str:
     lines = [
         "# Measured figures",
         "",
-        "Ratios within one run; `make bench` measures them anew. Rates stand in the JSON files.",
+        "Ratios within one run, and a few rates beside them; `make bench` measures them anew. The rest is in the JSON files.",
         "",
     ]
     for result in results:
@@ -109,9 +132,9 @@ def page(results: list[dict[str, Any]]) -> str:
             f"`{result['command']}`, {result['date']}, {here['cores']} cores of {here['cpu']}.",
             "",
         ]
-        if here["load_before"] > here["cores"] / 2:
-            lines += [f"**Measured on a busy machine** (load {here['load_before']:.1f} before the start): measure again.", ""]
-        lines += ["| figure | ratio |", "|---|---:|"]
+        if here["busy_before"] > BUSY:
+            lines += [f"**Measured on a busy machine** ({here['busy_before']:.0%} of it used by others): measure again.", ""]
+        lines += ["| figure | value |", "|---|---:|"]
         lines += [f"| {path.replace('_', ' ')} | {value:.4g} |" for path, value in ratios(result["figures"])]
         used = ", ".join(f"{package} {number}" for package, number in result["versions"].items())
         lines += ["", f"With {used}. All figures: [{result['name']}.json]({result['name']}.json).", ""]

@@ -29,8 +29,8 @@ FIGURES = {
 }
 
 
-def result(load: float) -> dict:
-    machine = {"cpu": "a chip", "cores": 2, "system": "Linux", "load_before": load}
+def result(busy: float) -> dict:
+    machine = {"cpu": "a chip", "cores": 2, "system": "Linux", "busy_before": busy}
     return {
         "name": "x",
         "command": "python bench/x.py",
@@ -46,12 +46,12 @@ def test_ratios_are_found_at_any_depth(bench):
 
 
 def test_the_page_says_where_and_how(bench):
-    text = bench.page([result(load=0.2)])
+    text = bench.page([result(busy=0.02)])
     assert "| shapes.demo.share of gemm | 0.45 |" in text
     assert "2 cores of a chip" in text
     assert "`python bench/x.py`" in text
     assert "busy" not in text
-    assert "busy" in bench.page([result(load=3.0)])
+    assert "busy" in bench.page([result(busy=0.6)])
 
 
 def test_the_machine_is_described(bench):

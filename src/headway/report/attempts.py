@@ -15,9 +15,8 @@ from typing import Any
 
 from headway.base.errors import HeadwayError
 from headway.base.files import read_json
-from headway.base.records import read_records
 from headway.rundir.layout import RunDirectory
-from headway.rundir.metrics import decode_row, is_kept, last_kept_steps
+from headway.rundir.metrics import is_kept, last_kept_steps, read_step_rows
 from headway.rundir.segments import Segment, current_chain, read_segments
 
 
@@ -87,7 +86,7 @@ def read_attempts(run: RunDirectory, events: tuple[dict, ...], missing: list[str
 def _read_one(
     run: RunDirectory, segment: Segment, kept_until: dict[int, int | None], events: tuple[dict, ...], missing: list[str]
 ) -> SegmentFacts:
-    lines = read_records(run.steps_file(segment.id))
+    lines = read_step_rows(run, segment.id)
     if lines.damaged_lines:
         missing.append(f"{lines.damaged_lines} torn or altered lines in the records of segment {segment.id} were left out")
     exits = [event for event in events if event.get("kind") == "exit" and event.get("segment") == segment.id]
@@ -97,7 +96,7 @@ def _read_one(
         segment=segment,
         on_chain=segment.id in kept_until,
         kept_until=kept_until.get(segment.id),
-        records=tuple(decode_row(record) for record in lines.records if isinstance(record, dict)),
+        records=tuple(lines.rows),
         exit=exits[-1] if exits else None,
         error=error if isinstance(error, dict) else None,
     )

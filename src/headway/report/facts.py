@@ -108,8 +108,10 @@ def gather(run: RunDirectory) -> RunFacts:
     )
     read = attempt(lambda: read_event_chain(run), "the record of events", run.events, missing) or EventChain([], [])
     events = tuple(read.chain)
+    if read.damaged_lines:
+        missing.append(f"{read.damaged_lines} torn or altered lines in the events were left out")
     segments = read_attempts(run, events, missing)
-    ledger = attempt(lambda: _ledger(events, segments, spec), "the ledger of time", run.root, missing)
+    ledger = attempt(lambda: _ledger(events, segments, spec, tuple(missing)), "the ledger of time", run.root, missing)
     rows = [(facts, record) for facts in segments for record in facts.records]
     kept = [record for facts, record in rows if facts.keeps(whole(record.get("step")))]
     rejected = [event for event in events if event.get("kind") == "checkpoint_rejected"]
@@ -137,8 +139,8 @@ def gather(run: RunDirectory) -> RunFacts:
     )
 
 
-def _ledger(events: tuple[dict, ...], segments: tuple[SegmentFacts, ...], spec: Spec | None) -> Ledger:
-    """From the records that were read already."""
+def _ledger(events: tuple[dict, ...], segments: tuple[SegmentFacts, ...], spec: Spec | None, missing: tuple[str, ...]) -> Ledger:
+    """From the records that were read already; what is missing of them is a flag."""
     rows = {facts.segment.id: list(facts.records) for facts in segments}
     chain = [facts.segment for facts in segments if facts.on_chain]
-    return build_ledger(list(events), rows, chain, Schedule(spec) if spec is not None else None)
+    return build_ledger(list(events), rows, chain, Schedule(spec) if spec is not None else None, missing)
