@@ -120,13 +120,15 @@ def test_internal_errors_say_where():
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["plan", "demo"], ["plan", "demo", "--json"]], ids=" ".join)
-def test_a_closed_pipe_is_quiet(arguments, tmp_path):
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_closed_pipe_is_quiet(arguments, tmp_path, unbuffered):
     """``headway --help | true``: the reader goes before everything is written."""
+    environment = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
     reader, writer = os.pipe()
     os.close(reader)
     code = "import sys; from headway.cli.main import main; sys.argv[0] = 'headway'; main()"
     command = [sys.executable, "-c", code, *arguments]
-    done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, timeout=60, cwd=tmp_path)
+    done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, timeout=60, cwd=tmp_path, env=environment)
     os.close(writer)
     assert done.stderr == ""
     assert done.returncode == 141

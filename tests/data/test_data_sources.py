@@ -170,8 +170,13 @@ def test_the_home_of_nobody_is_refused():
 
 
 def test_missing_empty_and_unreadable_sources_are_one_clear_error(tmp_path, monkeypatch):
-    with pytest.raises(EnvironmentFault, match=r"cannot read source directory: No such file.*\n.*nowhere"):
-        list(documents(source("text-tree", path=str(tmp_path / "nowhere"))))
+    monkeypatch.chdir(tmp_path)
+    for path in ("nowhere", str(tmp_path / "nowhere")):
+        with pytest.raises(ConfigError) as caught:
+            list(documents(source("text-tree", path=path)))
+        (problem,) = caught.value.problems
+        assert problem.seen == f"source s: its path does not exist: {tmp_path / 'nowhere'}"
+        assert problem.rule == f"a relative path is relative to the working directory, here {tmp_path}"
     with pytest.raises(ConfigError, match=r"source s is empty: no file under .* matches \*\.rst"):
         list(documents(source("text-tree", path=str(tmp_path), include=["*.rst"])))
     with pytest.raises(ConfigError, match="needs a path"):

@@ -50,7 +50,10 @@ def test_killed_at_random_steps_twice(bench, uninterrupted, tmp_path):
 def test_C14_a_complete_run_resumes_to_itself(bench, uninterrupted, tmp_path):
     run = bench.run(tmp_path / "run")
     assert bench.go(run).state == "complete"
-    assert bench.go(run).state == "complete"
+    before = {path: path.read_bytes() for path in sorted(run.root.rglob("*")) if path.is_file()}
+    again = bench.go(run)
+    assert (again.state, again.attempts) == ("complete", 0)
+    assert {path: path.read_bytes() for path in sorted(run.root.rglob("*")) if path.is_file()} == before, "nothing is written"
     assert trace(run).final == uninterrupted.final
 
 

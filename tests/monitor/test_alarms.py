@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 
 import pytest
 
-from headway.monitor.alarms import find_alarms
+from headway.monitor.alarms import Finding, find_alarms
+from headway.monitor.summary import RunSummary
 
 
 def step(number: int, loss: float = 2.0, grad_norm: float = 1.0, ns: int = 10**9) -> dict:
@@ -52,9 +54,10 @@ def test_held_out_loss_rises_twice_in_a_row():
 
 
 def test_slow_end():
-    fast, slow = [step(n) for n in range(80)], [step(80 + n, ns=int(1.2e9)) for n in range(16)]
-    assert rules(fast + slow) == [("slow", 95)]
-    assert rules(fast + slow[:6]) == []
+    fast, slow = [step(n) for n in range(700)], [step(700 + n, ns=int(1.2e9)) for n in range(500)]
+    assert rules(fast + slow) == [("slow", 1199)]
+    assert rules(fast + slow[:400]) == [], "less than ten minutes"
+    assert rules(fast[:500] + slow) == [], "no ten minutes before them to compare with"
 
 
 def test_failed_save_until_a_later_one_succeeds():
@@ -88,3 +91,10 @@ def test_D12_reader_that_stalls_is_named_while_it_stalls():
     (finding,) = find_alarms([step(4), stall])
     assert finding.message == "step 5 has waited 1 min 15 s for its data, reading code/shard-00001.bin"
     assert rules([step(4), stall, step(5)]) == []
+
+
+@pytest.mark.parametrize(("state", "calls"), [("running", [190, 200]), ("stopped", [190, 200]), ("complete", [])])
+def test_only_new_findings_of_an_unfinished_run_are_alarms(state, calls):
+    findings = tuple(Finding("gradient_spike", at, "") for at in (10, 136, 190, 200))
+    summary = SimpleNamespace(state=state, step=200, findings=findings)
+    assert [finding.step for finding in RunSummary.alarms.fget(summary)] == calls

@@ -8,7 +8,7 @@ import pytest
 
 from headway.base.errors import EXIT_CONFIG, ConfigError
 from headway.recipe.checks import divisors
-from headway.recipe.load import load_recipe, preset_names
+from headway.recipe.load import load_recipe, name_in_commands, preset_names
 
 GOOD = """\
 kind = "recipe"
@@ -375,6 +375,22 @@ def test_digest_is_of_meaning_not_of_text(tmp_path):
     assert digest(GOOD, "data.sources.0.path=/somewhere/else") == base  # where text lies is not what it says
     assert digest(GOOD, "stability.z_loss=1e-3") != base
     assert digest(GOOD, "model.layers=3") != base
+
+
+def test_a_stage_without_a_rate_stays_at_the_peak(tmp_path):
+    rate = 'rate = { warmup = "4k", shape = "constant" }\n'
+    assert rate in GOOD
+    (tmp_path / "bare.toml").write_text(GOOD.replace(rate, ""))
+    (tmp_path / "empty.toml").write_text(GOOD.replace(rate, "rate = {}\n"))
+    bare, empty = (load_recipe(tmp_path / f"{name}.toml") for name in ("bare", "empty"))
+    assert bare.recipe.stages[0].rate.model_dump() == {"warmup": 0, "shape": "constant", "start": 1.0, "end": None}
+    assert bare.digest == empty.digest
+
+
+def test_commands_call_a_preset_by_its_name_and_a_file_by_its_path(tmp_path):
+    assert name_in_commands(load_recipe("demo").path) == "demo"
+    for path in ("recipes/demo.toml", str(tmp_path / "demo.toml"), "mine.toml", "/elsewhere/recipes/demo.toml", ""):
+        assert name_in_commands(path) == path
 
 
 def test_a_run_without_held_out_text_is_refused_before_its_data_is_built():

@@ -62,13 +62,15 @@ def default_data(description: Description) -> Path:
 def manifest_of(description: Description, data: Path | None) -> tuple[Path, Any]:
     """The data directory and its manifest; a clear error where it has not been built."""
     from headway.data.manifest import DataManifest
+    from headway.recipe.load import name_in_commands
 
     directory = data or default_data(description)
     if not directory.is_dir():
+        recipe = name_in_commands(description.loaded.path) or description.recipe.name
         raise ConfigError(
             f"the data of this recipe has not been built: {directory} does not exist",
             "a run trains on built data only, so that its bytes are known before it starts",
-            f"headway data build {description.loaded.path or description.recipe.name}, or name a data directory with --data",
+            f"headway data build {recipe}, or name a data directory with --data",
         )
     return directory, DataManifest.load(directory)
 

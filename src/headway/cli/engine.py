@@ -24,7 +24,7 @@ def require_engine() -> None:
         raise EnvironmentFault(
             "PyTorch is not installed in this environment",
             "plans, data, status and reports work without it; training, sampling and calibration do not",
-            "pip install 'headway[engine]'",
+            "install it with its engine extra: pip install '.[engine]' in a clone of Headway",
         )
 
 

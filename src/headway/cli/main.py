@@ -75,8 +75,12 @@ def run_guarded(arguments: Sequence[str]) -> int:
     """Run one command line and return its exit code; every error is rendered, none shows a traceback."""
     try:
         return invoke(arguments)
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # the reader has gone: say nothing, not even at interpreter exit
+    except (BrokenPipeError, SystemExit) as error:
+        # The reader has gone: say nothing, not even at interpreter exit. The console that prints help texts and the
+        # version meets it first and exits with 1, which would mean findings; nothing else here exits by itself.
+        if isinstance(error, SystemExit) and error.code != 1:
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 128 + 13
     except (Exception, KeyboardInterrupt) as error:
         if os.environ.get("HEADWAY_DEBUG") == "1":

@@ -105,7 +105,7 @@ class Progress:
     rows_shown: int = 0
     current: str = ""
     _tokens: int = 0
-    _speed: float | None = None  # attempted tokens per second, for the time left
+    _all: _Window = field(default_factory=_Window)  # of this segment, saves and evaluations included, for the time left
     _window: _Window = field(default_factory=_Window)
     _step: Record | None = None
     _stage: int | None = None
@@ -115,6 +115,7 @@ class Progress:
         split = record.get("split") or {}
         self._window.nanoseconds += sum(split.values())
         self._window.stall_nanoseconds += split.get("data_stall", 0)
+        self._all.nanoseconds += sum(split.values())
         handler: Callable[[Record], list[str]] | None = getattr(self, f"_on_{record.get('kind')}", None)
         return handler(record) if handler else []
 
@@ -123,7 +124,7 @@ class Progress:
     def _on_restored(self, record: Record) -> list[str]:
         again, step = self.last_step, record["step"]
         self._tokens = self.schedule.tokens_before(step)
-        self._window, self._step, self.rows_shown, self.last_step = _Window(), None, 0, step
+        self._window, self._all, self._step, self.rows_shown, self.last_step = _Window(), _Window(), None, 0, step
         if record.get("checkpoint") is None:
             return (
                 []
@@ -136,6 +137,7 @@ class Progress:
     def _on_step(self, record: Record) -> list[str]:
         window, tokens = self._window, record["tokens"]
         window.attempted_tokens += tokens - self._tokens
+        self._all.attempted_tokens += tokens - self._tokens
         window.new_tokens += max(0, tokens - max(self.high_water_tokens, self._tokens))
         self.high_water_tokens = max(self.high_water_tokens, tokens)
         self._tokens, self._step, self.last_step = tokens, record, record["step"]
@@ -215,8 +217,6 @@ class Progress:
     def _row(self, record: Record) -> Row:
         window = self._window
         seconds = window.nanoseconds / 1e9
-        if seconds > 0 and window.attempted_tokens:
-            self._speed = window.attempted_tokens / seconds
         rest = self.schedule.total_tokens - record["tokens"]
         return Row(
             step=record["step"],
@@ -229,7 +229,9 @@ class Progress:
             rate=record["rate"],
             tokens_per_second=window.new_tokens / seconds if seconds > 0 and window.new_tokens else None,
             wait_share=window.stall_nanoseconds / window.nanoseconds if window.nanoseconds else 0.0,
-            seconds_left=rest / self._speed if self._speed and rest else None,
+            seconds_left=rest / self._all.attempted_tokens * self._all.nanoseconds / 1e9
+            if rest and self._all.attempted_tokens
+            else None,
         )
 
     def _show_row(self) -> list[str]:

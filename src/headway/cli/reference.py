@@ -21,6 +21,18 @@ from typing import Any
 NOTE = "<!-- Written by `make docs`. Change the help texts or the schema instead. -->"
 
 
+RECIPE_INTRODUCTION = """\
+A recipe is one TOML file; [the README](../../README.md#your-own-recipe) has a short one that works.
+
+- A **quantity** is a text with a unit, or a number. Counts: `"250M tokens"`, `"250M"`, `250_000_000`, with k = 10³, M = 10⁶,
+  B or G = 10⁹, T = 10¹², P = 10¹⁵. Durations always carry their unit: `"90s"`, `"30min"`, `"2h"`, `"3days"`. Sizes:
+  `"64MiB"`, `"80GB"`; a bare number is bytes. A unit of another dimension is refused.
+- TOML has no None. Where a meaning says "None: ...", leave the key out; that is what the default `none` stands for.
+- `[section]` is a table, `[[section]]` one entry of a list of tables. A table whose keys all have defaults may be given as
+  `{}`; where the section has a default itself, such as `rate`, it may be left out.
+- A relative `path` is relative to the working directory in which headway is started."""
+
+
 def pages() -> dict[str, str]:
     """File name -> text of every reference page."""
     from headway.recipe.deployment import Deployment
@@ -28,7 +40,7 @@ def pages() -> dict[str, str]:
 
     return {
         "cli.md": cli_page(),
-        "recipe.md": schema_page("The recipe", Recipe),
+        "recipe.md": schema_page("The recipe", Recipe, RECIPE_INTRODUCTION),
         "deployment.md": schema_page("The deployment", Deployment),
     }
 
@@ -59,9 +71,9 @@ def cli_page() -> str:
 # --- schemas
 
 
-def schema_page(title: str, root: Any) -> str:
+def schema_page(title: str, root: Any, introduction: str = "") -> str:
     """A table per section, in the order of the file."""
-    parts = [f"# {title}", NOTE]
+    parts = [f"# {title}", NOTE, *([introduction] if introduction else [])]
     for path, section in sections(root, ""):
         rows = [row(name, field) for name, field in section.model_fields.items() if not inner(field.annotation)]
         parts += [f"## {path or 'At the top'}", " ".join((section.__doc__ or "").split())]

@@ -15,7 +15,7 @@ def status(run: RunArgument, /, *, json: Json = False) -> int:
     """Show how far a run is, and where its time went.
 
     Reads the run's records only: it works while the run is going, after it, and on another machine. The exit code is 1
-    when something wants attention: an alarm, or a run that failed or lost its supervisor.
+    when something wants attention: an alarm of the newest steps, or a run that failed or lost its supervisor.
     """
     from headway.cli.output import print_json, say
     from headway.monitor.summary import summarise
@@ -28,7 +28,7 @@ def status(run: RunArgument, /, *, json: Json = False) -> int:
     else:
         for line in lines(summary):
             say(line)
-    return EXIT_FINDINGS if summary.findings or summary.state in WANTS_ATTENTION else EXIT_OK
+    return EXIT_FINDINGS if summary.alarms or summary.state in WANTS_ATTENTION else EXIT_OK
 
 
 def lines(summary: Any) -> Iterator[str]:
@@ -48,7 +48,8 @@ def lines(summary: Any) -> Iterator[str]:
     if summary.owner_alive:
         yield f"supervisor  alive: {', '.join(f'{key} {value}' for key, value in summary.owner.items())}"
     yield from time_lines(summary.ledger)
-    yield from (f"ALARM at step {finding.step}: {finding.message}" for finding in summary.findings)
+    for finding in summary.findings:
+        yield f"{'ALARM' if finding in summary.alarms else 'noted'} at step {finding.step}: {finding.message}"
     yield from (f"note: {flag}" for flag in summary.ledger.flags)
 
 

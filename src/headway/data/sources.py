@@ -114,6 +114,16 @@ def _need_path(source: SourceRecipe) -> Path:
 def _files(source: SourceRecipe, default: tuple[str, ...]) -> Iterator[tuple[Path, str]]:
     """(path, relative name) of the files of a source; a single file is taken as it is."""
     root = _need_path(source)
+    try:
+        root.stat()
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise ConfigError(
+            f"source {source.name}: its path does not exist: {root.absolute()}",
+            f"a relative path is relative to the working directory, here {Path.cwd()}",
+            f"check the path of the source {source.name}, or start from the directory that it is relative to",
+        ) from error
+    except OSError as error:
+        raise from_os_error(error, root, "cannot read source") from error
     if root.is_file():
         yield root, root.name
         return

@@ -18,7 +18,7 @@ from headway.store.names import parse_name
 GRADIENT_FACTOR = 3.0
 GRADIENT_WINDOW_STEPS, GRADIENT_FIRST_STEPS = 64, 16
 THROUGHPUT_SHARE = 0.9
-THROUGHPUT_WINDOW_STEPS, THROUGHPUT_FIRST_STEPS = 16, 48
+THROUGHPUT_WINDOW_NS = 600 * 10**9  # ten minutes: a machine that stumbles for a moment is no finding
 RISES = 2
 
 
@@ -89,13 +89,18 @@ def held_out_rises(evaluations: list[dict]) -> list[Finding]:
 
 def slow_end(steps: list[dict]) -> list[Finding]:
     """The newest steps run below ``THROUGHPUT_SHARE`` of the run's median speed."""
-    speeds = [row["targets"] / ns for row in steps if (ns := _working_ns(row))]
-    if len(speeds) < THROUGHPUT_FIRST_STEPS:
+    timed = [(row["targets"] / ns, ns) for row in steps if (ns := _working_ns(row))]
+    passed, newest = 0, len(timed)
+    while newest and passed < THROUGHPUT_WINDOW_NS:
+        newest -= 1
+        passed += timed[newest][1]
+    before = timed[:newest]
+    if passed < THROUGHPUT_WINDOW_NS or sum(ns for _, ns in before) < THROUGHPUT_WINDOW_NS:
         return []
-    usual, now = median(speeds[:-THROUGHPUT_WINDOW_STEPS]), median(speeds[-THROUGHPUT_WINDOW_STEPS:])
+    usual, now = median(speed for speed, _ in before), median(speed for speed, _ in timed[newest:])
     if now >= THROUGHPUT_SHARE * usual:
         return []
-    message = f"the last {THROUGHPUT_WINDOW_STEPS} steps run at {now / usual:.0%} of the usual speed"
+    message = f"the last ten minutes of steps ran at {now / usual:.0%} of the usual speed"
     return [Finding("slow", steps[-1]["step"], message)]
 
 

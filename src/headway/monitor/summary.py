@@ -18,6 +18,9 @@ from headway.rundir.segments import Segment, current_chain, read_segments
 from headway.store.admissible import CheckpointInfo, list_checkpoints, refusals
 
 _PATIENCE_BEATS = 2.5
+
+ALARM_STEPS = 64
+"""A finding older than this many steps is history: it is listed, and no longer calls for anybody."""
 """An owner that does not beat for this long is not alive to a reader; only a new owner waits for the whole ttl."""
 
 
@@ -45,6 +48,13 @@ class RunSummary:
     late_records: tuple[dict, ...]  # events of owners that had lost the run: shown, no part of what happened
     findings: tuple[Finding, ...]
     ledger: Ledger
+
+    @property
+    def alarms(self) -> tuple[Finding, ...]:
+        """The findings that still call for somebody: those of the newest steps of a run that is not complete."""
+        if self.state == "complete":
+            return ()
+        return tuple(finding for finding in self.findings if finding.step > self.step - ALARM_STEPS)
 
     def to_json(self) -> dict[str, Any]:
         """Plain values; a loss that is not finite is the word "nan" or "inf"."""

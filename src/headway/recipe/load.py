@@ -187,6 +187,12 @@ def preset_names() -> list[str]:
     return sorted(p.stem for p in preset_directory().glob("*.toml") if not p.name.endswith(".deployment.toml"))
 
 
+def name_in_commands(path: str) -> str:
+    """What a command calls the recipe at ``path``: a preset that was found by its name by that name, a file by its path."""
+    preset = Path(path).stem
+    return preset if preset in preset_names() and path == str(preset_directory() / f"{preset}.toml") else path
+
+
 def find_recipe(path_or_preset: str | Path) -> Path:
     """A path as given, or the file of a preset when the name has neither separator nor suffix."""
     return _find(path_or_preset, ".toml", "recipe")

@@ -134,7 +134,7 @@ class Source(Section):
 
     name: Name = said("name used in mixtures, records and reports")
     kind: SourceKind = said("text-tree: files under path; jsonl: a document a line; the others: part of Python")
-    path: str | None = said("directory or file, for text-tree and jsonl; None: the kind knows", None)
+    path: str | None = said("directory or file, from the working directory, for text-tree and jsonl; None: the kind knows", None)
     include: Listed[str] = said("glob patterns of files to take, relative to path; empty: what the kind takes by default", ())
     field: str = said("key that holds the text, for jsonl", "text")
     licence: str = said("licence of the text", "unknown")
@@ -192,7 +192,7 @@ class Stage(Section):
     sequence: Whole = said("tokens per sequence, 2 to 2^30", ge=2, le=2**30)
     batch: Tokens | None = said("tokens per optimizer step, over all replicas; None: see ramp", None)
     ramp: Listed[RampPhase] = said("batch sizes in phases, instead of batch", ())
-    rate: Rate = said("learning-rate curve of the stage")
+    rate: Rate = said("learning-rate curve of the stage; left out: constant at the peak", Rate())
     mixture: dict[str, Annotated[float, Field(ge=0)]] = said("source -> weight, as shares of target tokens; any scale")
     rope_base: RopeBase | None = said("base of the RoPE frequencies in this stage, 2 to 1e12; None: as the stage before", None)
     entry_gates: Listed[Gate] = said("conditions to start the stage", ())

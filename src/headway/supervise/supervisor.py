@@ -49,6 +49,8 @@ def supervise(
     options, clock = options or SuperviseOptions(), clock or SystemClock()
     show = Viewer(on_record)
     guard(run.root)
+    if _is_complete(run):  # nothing is written: asking about a finished run leaves its books alone
+        return Outcome(state="complete", reason="nothing is left to train", attempts=0, exit_code=EXIT_OK)
     lease = Lease.acquire(
         run, this_process(options.author), options.ttl_seconds, clock, lambda view: show(_waiting(view, options))
     )
@@ -65,6 +67,17 @@ def supervise(
             return _Supervisor(watch, launcher or ProcessLauncher()).run()
     finally:
         lease.release()
+
+
+def _is_complete(run: RunDirectory) -> bool:
+    """Its end is the last thing on record, and its last checkpoint is whole."""
+    events = read_events(run)
+    if not events or (events[-1].get("kind"), events[-1].get("state")) != ("finish", "complete"):
+        return False
+    try:
+        return choose(run, current_chain(read_segments(run))).step >= Schedule(run.spec()).total_steps
+    except HeadwayError:
+        return False  # the supervisor proper will say what is wrong, and keep it on record
 
 
 def _waiting(view: LeaseView, options: SuperviseOptions) -> dict:
@@ -117,8 +130,6 @@ class _Supervisor:
         if watch.stop.count:
             return self._finish("stopped", f"asked to stop by {watch.stop.name}", EXIT_OK)
         choice = self._choose()
-        if self._is_done(choice):
-            return self._finish("complete", "nothing is left to train", EXIT_OK)
         if self._fruitless >= watch.options.max_fruitless_attempts:
             return self._give_up(choice)
         self._back_off()
@@ -149,13 +160,6 @@ class _Supervisor:
         elif choice.step <= self._last_choice.step:
             self._fruitless += 1
         self._last_choice = choice
-
-    def _is_done(self, choice: Choice) -> bool:
-        """A complete run that is resumed: its end was recorded, and its last checkpoint is whole."""
-        if self._attempts or choice.step < Schedule(self._watch.run.spec()).total_steps:
-            return False
-        states = [event["state"] for event in read_events(self._watch.run) if event["kind"] == "finish"]
-        return states[-1:] == ["complete"]
 
     def _back_off(self) -> None:
         """A cause that passes (storage, memory) gets a moment to pass."""

@@ -5,6 +5,8 @@ Whole updates of the real step on random tokens: what it times is what will run.
 
 from __future__ import annotations
 
+import itertools
+import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -28,7 +30,7 @@ from headway.train.feed import StepBatch
 from headway.train.setup import Trainee, build_trainee
 from headway.train.step import context_of, train_step
 
-WARM_UP_STEPS = 2
+WARM_UP_STEPS, REPEATS = 2, 7
 
 
 def calibrate(spec: Spec, *, seconds: float, threads: int, micro_batch_tokens: int) -> dict[str, Any]:
@@ -49,7 +51,7 @@ def calibrate(spec: Spec, *, seconds: float, threads: int, micro_batch_tokens: i
         "tokens_per_step": tokens,
         "evaluation_tokens_per_second": evaluation_rate(trainee, batch),
         "seconds_per_save": seconds_per_save(trainee),
-        "digest_seconds": timed(lambda: state_digest(trainee.state())),
+        "digest_seconds": median_seconds(lambda: state_digest(trainee.state())),
         "peak_bytes": peak_bytes(),
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
@@ -94,11 +96,11 @@ def evaluation_rate(trainee: Trainee, batch: StepBatch) -> float:
             loss_sums(hidden_BTD, trainee.compute.head_weight, torch.from_numpy(micro.targets_BT), None, 0.0)
 
     forward()
-    return micro.tokens_BT.size / timed(forward)
+    return micro.tokens_BT.size / median_seconds(forward)
 
 
 def seconds_per_save(trainee: Trainee) -> float:
-    """A real save, read back as retention does, into a directory that is thrown away: the second of two."""
+    """A real save, read back as retention does, into a directory that is thrown away."""
     with TemporaryDirectory(dir=".", prefix=".headway-calibrate-") as root:
         run = RunDirectory(Path(root))
         make_directory(run.checkpoints)
@@ -107,8 +109,13 @@ def seconds_per_save(trainee: Trainee) -> float:
             result = save_checkpoint(run, 1, step, trainee.state(), {})
             assert verify(run.checkpoints / result.name).ok
 
-        save(1)
-        return timed(lambda: save(2))
+        steps = itertools.count(1)
+        return median_seconds(lambda: save(next(steps)))
+
+
+def median_seconds(work: Callable[[], object]) -> float:
+    """Of a few repeats: one that the machine disturbed must not be scaled up to a whole run."""
+    return statistics.median(timed(work) for _ in range(REPEATS))
 
 
 def timed(work: Callable[[], object]) -> float:

@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 
 from headway.base.errors import HeadwayError
 from headway.base.units import format_bytes
+from headway.recipe.load import name_in_commands
 from headway.report.material import Material
 from headway.report.page import Block, Code, Inline, Notice, Prose, Section, Table, Tone, code
 from headway.report.realised import source_use
@@ -146,9 +147,9 @@ def _environment(material: Material) -> Table:
 
 def _reproduce(material: Material) -> list[Block]:
     info = material.facts.info
-    recipe = shlex.quote(str(info.get("recipe_path") or "recipe.toml"))
+    recipe = shlex.quote(name_in_commands(str(info.get("recipe_path") or "recipe.toml")))
     sets = "".join(f" --set {shlex.quote(str(override))}" for override in info.get("overrides") or ())
-    run = shlex.quote(material.facts.root.name)
+    run = shlex.quote(str(material.facts.root))
     lines = [
         f"headway data build {recipe}{sets}",
         f"headway run {recipe}{sets}",
