@@ -54,6 +54,9 @@ def test_the_whole_story_by_its_verbs(bench, recipe, uninterrupted, tmp_path):
     assert sampled["texts"][0]["prompt"] == "one two"
     headway("report", tmp_path / "run", cwd=tmp_path)
     assert (tmp_path / "run" / "report" / "report.html").stat().st_size > 10_000
+    page = (tmp_path / "run" / "report" / "report.md").read_text()
+    again = next(line for line in page.splitlines() if line.startswith("headway run"))
+    assert "--set deployment.checkpoints.every_steps=4" in again, "the whole command, or it is not the run"
     headway("resume", tmp_path / "run", cwd=tmp_path)
     assert len(read_segments(run)) == 2, "nothing is left to train"
 

@@ -18,6 +18,8 @@ class Description:
 
     loaded: Any  # recipe.load.LoadedRecipe
     deployment: Any  # recipe.deployment.Deployment
+    deployment_path: str = ""  # as named on the command line; empty: the preset's own, or the defaults
+    deployment_overrides: tuple[str, ...] = ()  # with their prefix, as given
 
     @property
     def recipe(self) -> Any:
@@ -40,7 +42,12 @@ def describe(recipe: str, overrides: Sequence[str] | None, deployment: Path | No
 
     for_recipe, for_deployment = split_overrides(overrides or ())
     loaded = load_recipe(recipe, for_recipe)
-    found = Description(loaded, load_deployment(deployment or own_deployment(recipe), for_deployment, runnable=runnable))
+    found = Description(
+        loaded,
+        load_deployment(deployment or own_deployment(recipe), for_deployment, runnable=runnable),
+        str(deployment or ""),
+        tuple(DEPLOYMENT_PREFIX + override for override in for_deployment),
+    )
     check_stages(found.deployment, [stage.name for stage in loaded.recipe.stages])
     return found
 

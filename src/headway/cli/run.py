@@ -121,7 +121,8 @@ def create(
         data=str(data.resolve()),
         deployment=description.deployment.resolved(),
         recipe_path=description.loaded.path,
-        overrides=tuple(description.loaded.overrides),
+        overrides=(*description.loaded.overrides, *description.deployment_overrides),
+        deployment_path=description.deployment_path,
         versions=versions(),
         author=author(),
     )

@@ -31,6 +31,7 @@ class RunInfo:
     deployment: dict[str, Any]  # resolved
     recipe_path: str = ""  # where the recipe was read from, for people
     overrides: tuple[str, ...] = ()  # --set, as given
+    deployment_path: str = ""  # --deployment, as given; empty: the preset's own, or the defaults
     versions: dict[str, str] = field(default_factory=lambda: {"headway": __version__, "python": platform.python_version()})
     author: str = "automatic"  # or a person
 
@@ -113,6 +114,7 @@ def _description(root: Path, spec: Spec, info: RunInfo, drill_faults: list[dict]
         "digests": section_digests(spec),
         "recipe_digest": spec.recipe_digest,
         "recipe_path": info.recipe_path,
+        "deployment_path": info.deployment_path,
         "overrides": list(info.overrides),
         "versions": info.versions,
         "author": info.author,

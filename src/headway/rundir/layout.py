@@ -40,6 +40,7 @@ _OPTIONAL: dict[str, type] = {
     "digests": dict,
     "recipe_digest": str,
     "recipe_path": str,
+    "deployment_path": str,
     "overrides": list,
     "versions": dict,
     "author": str,

@@ -149,10 +149,11 @@ def _reproduce(material: Material) -> list[Block]:
     info = material.facts.info
     recipe = shlex.quote(name_in_commands(str(info.get("recipe_path") or "recipe.toml")))
     sets = "".join(f" --set {shlex.quote(str(override))}" for override in info.get("overrides") or ())
+    deployment = f" --deployment {shlex.quote(str(info['deployment_path']))}" if info.get("deployment_path") else ""
     run = shlex.quote(str(material.facts.root))
     lines = [
         f"headway data build {recipe}{sets}",
-        f"headway run {recipe}{sets}",
+        f"headway run {recipe}{deployment}{sets}",
         f"headway report {run}",
     ]
     if material.facts.state != "complete":
