@@ -166,7 +166,7 @@ class TokenReader:
                 f"{directory} holds other data than the run was frozen with",
                 f"manifest digest: found {manifest.digest()}, frozen {spec.manifest_digest}; "
                 f"differs: {_differing(manifest, spec)}",
-                "point the run at its own data directory, or build the data again from the same documents",
+                "put its own data back in that place (a symbolic link will do), or build it again from the same documents",
             )
         return TokenReader(directory, manifest)
 

@@ -146,7 +146,7 @@ class PlanFacts:
     def save_seconds(self) -> Quantity:
         """One save: measured, or bytes over the storage's speed, or over what disks do."""
         name, formula = "save_seconds", "bytes / write speed"
-        if self.calibration and "seconds_per_save" in self.calibration:
+        if self.calibration and self.calibration.get("seconds_per_save") is not None:
             return estimate(name, float(self.calibration["seconds_per_save"]), "seconds", "measured", {}, MEASURED, (0.5, 2.0))
         stated = self.deployment.storage.write_speed
         speed = stated or ASSUMED_WRITE_SPEED

@@ -5,7 +5,7 @@ Whole updates of the real step on random tokens: what it times is what will run.
 
 from __future__ import annotations
 
-import itertools
+import shutil
 import statistics
 import time
 from collections.abc import Callable
@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from headway.base.errors import EnvironmentFault
 from headway.base.files import make_directory
 from headway.checkpoint.digest import state_digest
 from headway.checkpoint.save import save_checkpoint
@@ -30,7 +31,7 @@ from headway.train.feed import StepBatch
 from headway.train.setup import Trainee, build_trainee
 from headway.train.step import context_of, train_step
 
-WARM_UP_STEPS, REPEATS = 2, 7
+WARM_UP_STEPS, REPEATS, SAVES = 2, 7, 3
 
 
 def calibrate(spec: Spec, *, seconds: float, threads: int, micro_batch_tokens: int) -> dict[str, Any]:
@@ -99,18 +100,27 @@ def evaluation_rate(trainee: Trainee, batch: StepBatch) -> float:
     return micro.tokens_BT.size / median_seconds(forward)
 
 
-def seconds_per_save(trainee: Trainee) -> float:
-    """A real save, read back as retention does, into a directory that is thrown away."""
-    with TemporaryDirectory(dir=".", prefix=".headway-calibrate-") as root:
-        run = RunDirectory(Path(root))
-        make_directory(run.checkpoints)
+def seconds_per_save(trainee: Trainee) -> float | None:
+    """A real save beside the runs to come, read back as retention does. None where nothing can be written here."""
+    try:
+        with TemporaryDirectory(dir=".", prefix=".headway-calibrate-") as root:
+            return statistics.median(one_save(trainee, Path(root) / str(number)) for number in range(SAVES))
+    except (OSError, EnvironmentFault):
+        return None
 
-        def save(step: int) -> None:
-            result = save_checkpoint(run, 1, step, trainee.state(), {})
-            assert verify(run.checkpoints / result.name).ok
 
-        steps = itertools.count(1)
-        return median_seconds(lambda: save(next(steps)))
+def one_save(trainee: Trainee, root: Path) -> float:
+    """Seconds of one save; what it wrote is gone before the next, so that the disk never holds two."""
+    run = RunDirectory(root)
+    make_directory(run.checkpoints)
+
+    def save() -> None:
+        result = save_checkpoint(run, 1, 1, trainee.state(), {})
+        assert verify(run.checkpoints / result.name).ok
+
+    seconds = timed(save)
+    shutil.rmtree(root)
+    return seconds
 
 
 def median_seconds(work: Callable[[], object]) -> float:

@@ -54,7 +54,7 @@ def finish_step(run: TrainRun) -> None:
     ends = run.step in (0, run.schedule.total_steps)
     if run.schedule.evaluation_due(run.step) and not on_record(run, "evaluation"):
         evaluate(run)
-    if ends and run.spec.evaluation.prompts and not run.stop and not on_record(run, "sample"):
+    if ends and run.spec.evaluation.prompts and not on_record(run, "sample"):
         sample(run)
 
 
@@ -67,7 +67,7 @@ def on_record(run: TrainRun, kind: str) -> bool:
 
 def end(run: TrainRun) -> str:
     """The last record. A run is complete when its last step is trained, evaluated and saved."""
-    state = "complete" if run.step == run.schedule.total_steps and not run.owes_evaluation else "stopped"
+    state = "complete" if run.step == run.schedule.total_steps and not run.owes else "stopped"
     digest = state_digest(run.trainee.state())
     run.log.write("end", step=run.step, state=state, reason=run.stop.reason, digest=digest, peak_bytes=peak_bytes())
     return state
@@ -109,7 +109,7 @@ def evaluate(run: TrainRun) -> None:
         batches = run.reader.held_out_batches(source.name, T, run.feed.micro_sequences(T), tokens)
         result = held_out_loss(run.trainee.compute, takewhile(lambda _: not run.stop, batches), stage.rope_base)
         if run.stop:
-            run.owes_evaluation = True  # half an evaluation is none: the stop goes first, the next segment catches it up
+            run.owes = True  # half an evaluation is none: the stop goes first, the next segment catches it up
             return run.log.mark("evaluation")
         losses[source.name], targets[source.name] = result.loss, result.targets
     run.log.mark("evaluation")
@@ -118,6 +118,9 @@ def evaluate(run: TrainRun) -> None:
 
 def sample(run: TrainRun) -> None:
     """Decode the fixed prompts greedily: bugs that a loss cannot show are seen here."""
+    if run.stop:
+        run.owes = True
+        return
     evaluation = run.spec.evaluation
     rope_base = run.spec.stages[run.schedule.place(max(0, run.step - 1)).stage].rope_base
     prompts = [prompt_ids(run.tokenizer, prompt) for prompt in evaluation.prompts]

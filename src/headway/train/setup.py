@@ -97,7 +97,7 @@ class TrainRun:
     environment: dict[str, Any]
     step: int = 0
     skipped: int = 0  # updates left out in a row because the gradient was not finite; 0 in every checkpoint
-    owes_evaluation: bool = False  # a stop came in the middle of one
+    owes: bool = False  # a stop came before an evaluation or a sample of this step was on record
     _prefetcher: Prefetcher[StepBatch] | None = field(default=None, repr=False)
 
     @property
