@@ -6,6 +6,7 @@
     matrix      projections into attention and feed-forward    normal(init_std)             yes
     residual    projections back into the residual stream      normal(init_std / sqrt 2L)   yes
     gain        norm weights                                   one                          no
+    bias        of projections, norms and routers              zero                         no
 
 Residual outputs are scaled down with depth so that the stream's variance does not grow with the number of layers
 (Radford et al. 2019). No decay on gains and embeddings (OLMo 2, arXiv 2501.00656).
@@ -26,6 +27,7 @@ class Role(StrEnum):
     MATRIX = "matrix"
     RESIDUAL = "residual"
     GAIN = "gain"
+    BIAS = "bias"
 
 
 @dataclass(frozen=True)
@@ -42,9 +44,11 @@ class ParameterShape:
 
 
 def init_std(role: Role, model: ModelSpec) -> float | None:
-    """Standard deviation of the initial values; None: ones."""
+    """Standard deviation of the initial values; None: ones (gains), 0: zeros (biases)."""
     if role is Role.GAIN:
         return None
+    if role is Role.BIAS:
+        return 0.0
     if role is Role.RESIDUAL:
         return model.init_std / math.sqrt(2 * model.layers)
     return model.init_std
@@ -55,31 +59,109 @@ def decays(role: Role) -> bool:
 
 
 def parameter_shapes(model: ModelSpec) -> list[ParameterShape]:
-    """Every parameter of the decoder, in order. Planner and model both stand on this list."""
-    D, F, V = model.width, model.ffn_width, model.vocabulary
-    HE, KE = model.heads * model.head_width, model.kv_heads * model.head_width
+    """Every parameter of the decoder, in order. Planner and model both stand on this list.
+
+    Experts of a layer stand in one parameter with a leading axis of experts.
+    """
+    D, V = model.width, model.vocabulary
     shapes = [ParameterShape("embed.weight", (V, D), Role.EMBEDDING)]
+    if model.position == "learned":
+        shapes.append(ParameterShape("positions.weight", (model.positions, D), Role.EMBEDDING))
+    if model.embedding_norm:
+        shapes += _norm(model, "embed_norm")
     for layer in range(model.layers):
-        at = f"layers.{layer}."
-        shapes += [
-            ParameterShape(at + "attention_norm.weight", (D,), Role.GAIN),
-            ParameterShape(at + "attention.q.weight", (HE, D), Role.MATRIX),
-            ParameterShape(at + "attention.k.weight", (KE, D), Role.MATRIX),
-            ParameterShape(at + "attention.v.weight", (KE, D), Role.MATRIX),
-            ParameterShape(at + "attention.o.weight", (D, HE), Role.RESIDUAL),
-        ]
-        if model.qk_norm:
-            shapes += [
-                ParameterShape(at + "attention.q_norm.weight", (model.head_width,), Role.GAIN),
-                ParameterShape(at + "attention.k_norm.weight", (model.head_width,), Role.GAIN),
-            ]
-        shapes += [
-            ParameterShape(at + "ffn_norm.weight", (D,), Role.GAIN),
-            ParameterShape(at + "ffn.gate.weight", (F, D), Role.MATRIX),
-            ParameterShape(at + "ffn.up.weight", (F, D), Role.MATRIX),
-            ParameterShape(at + "ffn.down.weight", (D, F), Role.RESIDUAL),
-        ]
-    shapes.append(ParameterShape("norm.weight", (D,), Role.GAIN))
+        shapes += _block(model, f"layers.{layer}.", model.has_experts(layer))
+    shapes += _norm(model, "norm")
     if not model.tied_embeddings:
         shapes.append(ParameterShape("head.weight", (V, D), Role.HEAD))
+    for depth in range(model.mtp_layers):
+        shapes += _mtp(model, f"mtp.{depth}.")
     return shapes
+
+
+def _mtp(model: ModelSpec, at: str) -> list[ParameterShape]:
+    """A head for one more token: both inputs normed, projected together, one block, a norm. It shares embedding and head."""
+    D = model.width
+    project = ParameterShape(at + "project.weight", (D, 2 * D), Role.MATRIX)
+    block = _block(model, at, model.has_experts(model.layers - 1))
+    return [*_norm(model, at + "hidden_norm"), *_norm(model, at + "embed_norm"), project, *block, *_norm(model, at + "norm")]
+
+
+def _block(model: ModelSpec, at: str, routed: bool) -> list[ParameterShape]:
+    attention = _latent(model, at) if model.latent else _attention(model, at)
+    ffn = _experts(model, at) if routed else _ffn(model, at + "ffn.", model.ffn_width)
+    shapes = [*_norm(model, at + "attention_norm"), *attention]
+    if model.block != "parallel":  # there one norm feeds both
+        shapes += _norm(model, at + "ffn_norm")
+    shapes += ffn
+    if model.block == "sandwich":
+        shapes += [*_norm(model, at + "attention_out_norm"), *_norm(model, at + "ffn_out_norm")]
+    return shapes
+
+
+def _attention(model: ModelSpec, at: str) -> list[ParameterShape]:
+    D, HE, KE = model.width, model.heads * model.head_width, model.kv_heads * model.head_width
+    biased = model.bias in ("qkv", "all")
+    shapes = [
+        *_linear(at + "attention.q", (HE, D), Role.MATRIX, biased),
+        *_linear(at + "attention.k", (KE, D), Role.MATRIX, biased),
+        *_linear(at + "attention.v", (KE, D), Role.MATRIX, biased),
+        *_linear(at + "attention.o", (D, HE), Role.RESIDUAL, model.bias == "all"),
+    ]
+    if model.qk_norm:
+        q, k = (model.head_width, model.head_width) if model.qk_norm_over == "head" else (HE, KE)
+        shapes += [
+            ParameterShape(at + "attention.q_norm.weight", (q,), Role.GAIN),
+            ParameterShape(at + "attention.k_norm.weight", (k,), Role.GAIN),
+        ]
+    return shapes
+
+
+def _latent(model: ModelSpec, at: str) -> list[ParameterShape]:
+    """Down to the ranks, a norm, up to the heads (arXiv 2405.04434, section 2.1)."""
+    latent, D, H = model.latent, model.width, model.heads
+    assert latent is not None
+    query = H * (latent.nope_width + latent.rope_width)
+    at += "attention."
+    shapes = [ParameterShape(at + "q.weight", (query, latent.query_rank or D), Role.MATRIX)]
+    if latent.query_rank is not None:
+        shapes.insert(0, ParameterShape(at + "q_down.weight", (latent.query_rank, D), Role.MATRIX))
+        shapes.insert(1, ParameterShape(at + "q_down_norm.weight", (latent.query_rank,), Role.GAIN))
+    return [
+        *shapes,
+        ParameterShape(at + "kv_down.weight", (latent.kv_rank + latent.rope_width, D), Role.MATRIX),
+        ParameterShape(at + "kv_down_norm.weight", (latent.kv_rank,), Role.GAIN),
+        ParameterShape(at + "kv.weight", (H * (latent.nope_width + latent.value_width), latent.kv_rank), Role.MATRIX),
+        ParameterShape(at + "o.weight", (D, H * latent.value_width), Role.RESIDUAL),
+    ]
+
+
+def _ffn(model: ModelSpec, at: str, width: int) -> list[ParameterShape]:
+    D, biased = model.width, model.bias == "all"
+    gate = _linear(at + "gate", (width, D), Role.MATRIX, biased) if model.gated else []
+    return [*gate, *_linear(at + "up", (width, D), Role.MATRIX, biased), *_linear(at + "down", (D, width), Role.RESIDUAL, biased)]
+
+
+def _experts(model: ModelSpec, at: str) -> list[ParameterShape]:
+    experts, D = model.experts, model.width
+    assert experts is not None
+    X, F = experts.experts, experts.width
+    shapes = [ParameterShape(at + "router.weight", (X, D), Role.MATRIX)]
+    if experts.router_bias:
+        shapes.append(ParameterShape(at + "router.bias", (X,), Role.BIAS))
+    if model.gated:
+        shapes.append(ParameterShape(at + "experts.gate.weight", (X, F, D), Role.MATRIX))
+    shapes.append(ParameterShape(at + "experts.up.weight", (X, F, D), Role.MATRIX))
+    shapes.append(ParameterShape(at + "experts.down.weight", (X, D, F), Role.RESIDUAL))
+    return shapes + (_ffn(model, at + "shared.", experts.shared * F) if experts.shared else [])
+
+
+def _linear(name: str, shape: tuple[int, int], role: Role, biased: bool) -> list[ParameterShape]:
+    weight = ParameterShape(name + ".weight", shape, role)
+    return [weight, ParameterShape(name + ".bias", shape[:1], Role.BIAS)] if biased else [weight]
+
+
+def _norm(model: ModelSpec, name: str) -> list[ParameterShape]:
+    gain = ParameterShape(name + ".weight", (model.width,), Role.GAIN)
+    biased = model.norm == "layernorm" and model.bias == "all"
+    return [gain, ParameterShape(name + ".bias", (model.width,), Role.BIAS)] if biased else [gain]

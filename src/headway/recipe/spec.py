@@ -31,8 +31,38 @@ class TokenizerSpec:
 
 
 @dataclass(frozen=True)
+class LatentSpec:
+    """Multi-head latent attention: queries, keys and values pass through ranks. Widths are per head.
+
+    A head's keys are ``nope_width`` without positions, from the latent, and ``rope_width`` with RoPE, one for all heads.
+    """
+
+    query_rank: int | None  # None: queries are projected directly
+    kv_rank: int
+    nope_width: int
+    rope_width: int
+    value_width: int
+
+
+@dataclass(frozen=True)
+class ExpertsSpec:
+    """Mixture of experts in place of the feed-forward of some layers: after ``dense_layers``, every ``every``-th one."""
+
+    experts: int
+    top_k: int
+    width: int  # inner width of one expert
+    shared: int = 0  # experts that every token passes, one feed-forward of shared * width
+    dense_layers: int = 0
+    every: int = 1
+    router_bias: bool = False  # one value per expert, for balancing without a loss
+
+
+@dataclass(frozen=True)
 class ModelSpec:
-    """A dense decoder. Widths are per layer and global (before any sharding)."""
+    """A decoder. Widths are per layer and global (before any sharding).
+
+    What stands below ``init_std`` came later and is left out of saved objects at its default, so that digests stay.
+    """
 
     layers: int
     width: int
@@ -46,6 +76,40 @@ class ModelSpec:
     qk_norm: bool
     tied_embeddings: bool
     init_std: float  # of every matrix; residual outputs get init_std / sqrt(2 layers)
+    ffn: str = "swiglu"  # swiglu, geglu: gate, up, down; gelu, relu2: up, down
+    norm: str = "rmsnorm"  # rmsnorm, layernorm
+    block: str = "pre"  # pre, post: two norms; sandwich: four; parallel: one, parallel-two-norms
+    bias: str = "none"  # none, qkv, all: of projections; all also gives a layernorm its bias
+    position: str = "rope"  # rope, learned, none
+    positions: int = 0  # learned ones: how many
+    qk_norm_over: str = "head"  # head, all: one gain per element of a head, or of all heads
+    embedding_norm: bool = False
+    window: int | None = None  # tokens that a token sees in layers with a window; None: all before it
+    full_attention_every: int = 1  # with a window: every n-th layer sees all before it; 0: none does
+    latent: LatentSpec | None = None
+    experts: ExpertsSpec | None = None
+    mtp_layers: int = 0  # heads that predict further tokens: one block and a projection each
+    nominal_parameters: int | None = None  # as people call it: stands for N in 6 N D; None: the exact count
+
+    @property
+    def gated(self) -> bool:
+        return self.ffn in ("swiglu", "geglu")
+
+    def has_experts(self, layer: int) -> bool:
+        """Whether layer ``layer`` (from 0) routes; layers of mtp heads are like the last one."""
+        return self.experts is not None and layer >= self.experts.dense_layers and self._turn(layer)
+
+    def _turn(self, layer: int) -> bool:
+        assert self.experts is not None
+        return (layer - self.experts.dense_layers + 1) % self.experts.every == 0
+
+    def is_windowed(self, layer: int) -> bool:
+        """Whether layer ``layer`` (from 0) sees only ``window`` tokens."""
+        every = self.full_attention_every
+        return self.window is not None and (every == 0 or (layer + 1) % every != 0)
+
+
+ADDED_TO_MODEL = tuple(f.name for f in dataclasses.fields(ModelSpec) if f.default is not dataclasses.MISSING)
 
 
 @dataclass(frozen=True)
@@ -157,7 +221,10 @@ class Spec:
     schema_version: int = field(default=1)
 
     def to_json(self) -> dict:
-        return dataclasses.asdict(self)
+        plain = dataclasses.asdict(self)
+        defaults = {f.name: f.default for f in dataclasses.fields(ModelSpec)}
+        plain["model"] = {k: v for k, v in plain["model"].items() if k not in ADDED_TO_MODEL or v != defaults[k]}
+        return plain
 
     @staticmethod
     def from_json(value: dict) -> Spec:

@@ -1,0 +1,128 @@
+"""What one optimizer step is, for the models of memory, time and communication: a Work on a Layout over a Cluster.
+
+    Work        model, sequence length, batch, arithmetic         what is computed: the recipe's side
+    Layout      mesh axes, micro-batch, recomputation, sharding   how it is cut: the deployment's side
+    Cluster     chip, how many, which links                       where
+
+A mesh has pp x dp_replicate x dp_shard x cp x tp devices. Tensor-parallel ranks are neighbours, then cp, dp_shard,
+dp_replicate, and pipeline stages outermost. Experts are laid over dp_shard x cp. States are sharded over dp_shard x cp.
+
+    batch sequences = micro_batch x micro_batches x dp          dp = dp_replicate x dp_shard
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from headway.formulas.chips import Chip
+from headway.recipe.spec import ModelSpec
+
+
+class Recompute(StrEnum):
+    """What is computed again in the backward pass instead of being kept."""
+
+    NONE = "none"
+    SELECTIVE = "selective"  # scores and softmax of attention (arXiv 2205.05198); nothing where the kernel does so anyway
+    OPS = "ops"  # all but every second matrix product and attention: torch's selective activation checkpointing
+    FULL = "full"  # only the input of a block is kept
+
+
+class Pipeline(StrEnum):
+    """Order of micro-batches through pipeline stages."""
+
+    GPIPE = "gpipe"
+    ONE_F_ONE_B = "1f1b"
+    INTERLEAVED = "interleaved"
+    ZERO_BUBBLE = "zero-bubble"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Implementation:
+    """What the kernels do. The defaults are today's; what published runs of 2020 to 2022 used is ``UNFUSED``."""
+
+    flash: bool = True  # scores never reach memory
+    fused: bool = True  # chains of elementwise operations are compiled into one pass
+    dropout: bool = False  # masks are kept, one byte per element
+    chunked_loss: bool = False  # logits of a few thousand tokens at a time
+
+
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """One optimizer step. ``batch`` is global, in sequences."""
+
+    model: ModelSpec
+    sequence: int
+    batch: int
+    precision: str = "bfloat16"  # of matrix products: bfloat16, float16, float8
+    mean_context: float | None = None  # E[l^2] / E[l] of documents under a mask; None: the sequence
+    implementation: Implementation = Implementation()
+    weight_bytes: int = 2  # what products read, per parameter
+    gradient_bytes: int = 4
+    optimizer_bytes: int = 12  # fp32 master copy and two moments
+
+    @property
+    def tokens(self) -> int:
+        return self.batch * self.sequence
+
+    @property
+    def context(self) -> float:
+        """Tokens before a token that it may see, doubled: what stands for s in attention formulas."""
+        return float(self.sequence) if self.mean_context is None else self.mean_context
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """Sizes of the mesh axes and how a step is carried out on them."""
+
+    pp: int = 1
+    dp_replicate: int = 1
+    dp_shard: int = 1
+    cp: int = 1
+    tp: int = 1
+    ep: int = 1
+    virtual: int = 1  # model chunks per pipeline rank
+    pipeline: Pipeline = Pipeline.ONE_F_ONE_B
+    micro_batch: int = 1  # sequences of one forward pass of a replica
+    zero: int = 3  # 0: replicas hold everything; 1: optimizer, 2: and gradients, 3: and weights are sharded
+    recompute: Recompute = Recompute.NONE
+    sequence_parallel: bool = True  # norms and residual stream are split over tp too
+    offload: bool = False  # optimizer states lie in host memory
+
+    @property
+    def world(self) -> int:
+        return self.pp * self.dp_replicate * self.dp_shard * self.cp * self.tp
+
+    @property
+    def dp(self) -> int:
+        return self.dp_replicate * self.dp_shard
+
+    @property
+    def shards(self) -> int:
+        """Ranks that share the states."""
+        return self.dp_shard * self.cp
+
+    def micro_batches(self, batch: int) -> int:
+        """Forward passes of the busiest replica; replicas that have fewer pad."""
+        return -(-batch // (self.dp * self.micro_batch))
+
+    def shown(self) -> str:
+        """``tp 8 pp 16 dp 128``: the axes that are larger than one."""
+        axes = ("tp", "cp", "pp", "virtual", "dp_replicate", "dp_shard", "ep")
+        sizes = [f"{axis} {getattr(self, axis)}" for axis in axes if getattr(self, axis) > 1] or ["one device"]
+        return ", ".join([*sizes, f"micro-batch {self.micro_batch}", f"zero {self.zero}", f"recompute {self.recompute}"])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cluster:
+    """``chips`` of one kind. ``domain`` chips share the fast links (a node, a rack); ``network`` is bytes/s per chip beyond."""
+
+    chip: Chip
+    chips: int
+    domain: int
+    network: float  # bytes per second of one chip to other domains, one direction
+
+    def spans(self, group: int, stride: int) -> int:
+        """Domains that a group of ``group`` ranks, ``stride`` apart, lies in: 1 means the fast links suffice."""
+        inside = max(1, self.domain // stride)
+        return -(-group // inside) if group > inside else 1
