@@ -23,12 +23,22 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "docs" / "results"
-BENCHMARKS = ("stream", "input_wait", "training", "checkpoint")
-PACKAGES = ("headway", "torch", "numpy", "transformers", "safetensors", "tokenizers", "xxhash")
-RATIO_WORDS = ("share", "ratio", "over", "fraction", "times", "vs")
+BENCHMARKS = ("stream", "input_wait", "training", "checkpoint", "plan_accuracy", "plan_memory")
+PACKAGES = ("headway", "torch", "numpy", "scipy", "transformers", "safetensors", "tokenizers", "xxhash")
+RATIO_WORDS = ("share", "ratio", "over", "fraction", "times", "vs", "percentage", "bias")
 """A figure whose name holds one of these words is a ratio: it goes into the table."""
 
-RATES = ("window_batch_mtok_per_s", "numpy_plain_gather_mtok_per_s", "resume_ms", "start_s", "first_wait_ms", "step_ms")
+PLAN_SPEED = ("speed.beacon_plan_ms", "speed.search_16384_s", "speed.simulate_1000_runs_s")
+
+RATES = (
+    "window_batch_mtok_per_s",
+    "numpy_plain_gather_mtok_per_s",
+    "resume_ms",
+    "start_s",
+    "first_wait_ms",
+    "step_ms",
+    *PLAN_SPEED,
+)
 """Rates and times that the table shows all the same, beside the ratio that they belong to."""
 
 BUSY = 0.1

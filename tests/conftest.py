@@ -16,8 +16,8 @@ ROOT = Path(__file__).resolve().parents[1]
 
 @pytest.fixture(scope="session")
 def reference() -> Path:
-    """The folder with reference material (published values, small oracles); tests that need it skip without it."""
-    path = Path(os.environ.get("HEADWAY_REFERENCE", ROOT.parent / "shared"))
+    """The folder with published data of known answers (``plan/``, ``faults/``, ...); tests that need it skip without it."""
+    path = Path(os.environ.get("HEADWAY_REFERENCE", ROOT.parent / "shared" / "reference"))
     if not path.is_dir():
         pytest.skip(f"no reference material at {path}: set HEADWAY_REFERENCE")
     return path

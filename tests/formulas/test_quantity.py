@@ -13,7 +13,9 @@ from headway.formulas.quantity import Quantity, estimate, unknown
 @pytest.mark.parametrize(
     ("quantity", "shown"),
     [
-        (Quantity("a", 1_234_567, "tokens", ""), "1,234,567 (1.23M) tokens"),
+        (Quantity("a", 1_234_567, "tokens", ""), "1,234,567 tokens"),
+        (Quantity("a", 405_853_388_800, "parameters", ""), "405.9B parameters"),
+        (Quantity("a", 9_999_999_999, "tokens", ""), "10B tokens"),
         (Quantity("a", 20, "steps", ""), "20 steps"),
         (Quantity("a", 128_256, "", ""), "128,256"),
         (Quantity("a", 64 * 2**20, "bytes", ""), "64 MiB"),

@@ -12,9 +12,10 @@ from rich.console import Console
 from headway.base.errors import ConfigError
 from headway.data.stream import Stream
 from headway.plan.facts import PlanFacts
-from headway.plan.plan import make_plan, why
-from headway.plan.render import print_plan, to_markdown
+from headway.plan.plan import make_plan
 from headway.plan.sections import step_at_tokens
+from headway.plan.show.render import print_plan, to_markdown
+from headway.plan.show.why import why
 from headway.recipe.load import load_deployment, load_recipe
 from headway.recipe.resolve import DataFacts, SourceFacts, resolve
 from headway.recipe.schedules import Schedule
@@ -123,14 +124,15 @@ def test_without_calibration_time_is_unknown_not_guessed(demo):
 
 def test_data_section_counts_passes(demo):
     plan = make_plan(resolve(load_recipe("demo"), facts_of(300_000)), load_deployment())
-    (table,) = next(section for section in plan.sections if section.title == "Data").tables
+    table, mixture = next(section for section in plan.sections if section.title == "Data").tables
     column = [column.title for column in table.columns]
     rows = {row[0]: dict(zip(column, row)) for row in table.rows}
     stages = Schedule(demo).spec.stages
     taken = sum(stage.sequences * stage.sequence_length * stage.quanta[0] / 65_536 for stage in stages)
     assert rows["code"]["target tokens taken"] == pytest.approx(taken, abs=512)
     assert rows["code"]["passes"] == pytest.approx(taken / 300_000, abs=0.1)
-    assert rows["code"]["main"] == pytest.approx(0.93, abs=1e-4)
+    assert [column.title for column in mixture.columns] == ["stage", "code", "prose"]
+    assert mixture.rows[0][1] == pytest.approx(0.93, abs=1e-4)
 
 
 def test_draft_says_that_passes_are_unknown():
@@ -142,9 +144,9 @@ def test_draft_says_that_passes_are_unknown():
 def test_L8_schedule_table_holds_the_trainers_own_values(demo):
     plan = make_plan(demo, load_deployment(), CALIBRATION)
     schedule = Schedule(demo)
-    (table,) = next(section for section in plan.sections if section.title == "Optimiser and schedule").tables
+    table = next(section for section in plan.sections if section.title == "Optimiser and schedule").tables[0]
     assert [row[0] for row in table.rows] == [0.0, 0.01, 0.1, 0.5, 0.9, 1.0]
-    for _, before, _, step, rate, batch, seconds in table.rows:
+    for _, before, _, step, rate, batch, seconds, *_ in table.rows:
         assert (rate, before) == (schedule.rate(step - 1), schedule.tokens_before(step - 1))
         assert seconds == pytest.approx(batch / 1000)
     assert table.rows[0][4] > 0
@@ -198,7 +200,8 @@ def test_every_shown_number_says_why(beacon, demo):
             assert quantity.formula, quantity.name
             text = why(plan, quantity.name)
             assert text.startswith(f"{quantity.name} = ")
-            assert "formula: " in text
+            assert "formula: " in text or "missing: " in text
+            assert "meaning: " in text, quantity.name
 
 
 def test_why_shows_the_tree_down_to_what_was_chosen(demo):
@@ -210,7 +213,7 @@ def test_why_shows_the_tree_down_to_what_was_chosen(demo):
     assert "checkpoint_bytes = " in text  # nobody timed a save, so it stands on the bytes
     assert "checkpoint_bytes = " not in why(make_plan(demo, load_deployment("demo"), CALIBRATION), "predicted_seconds")
     with pytest.raises(ConfigError, match="did you mean predicted_seconds"):
-        why(make_plan(demo, load_deployment()), "predicted_second")
+        why(make_plan(demo, load_deployment()), "predickted seconds")
 
 
 def test_json_and_markdown_and_terminal_hold_every_quantity(demo, tmp_path):
@@ -261,15 +264,15 @@ def data_tables(spec) -> dict:
 
 def test_a_draft_counts_the_sequences_that_will_be_taken():
     draft, built = resolve(load_recipe("demo"), None), resolve(load_recipe("demo"), facts_of(3_000_000))
-    taken = [[row[6] for row in data_tables(spec)["Sources"].rows] for spec in (draft, built)]
+    taken = [[row[4] for row in data_tables(spec)["Sources"].rows] for spec in (draft, built)]
     assert taken[0] == taken[1]
     assert sum(taken[0]) == Schedule(draft).total_tokens
 
 
 def test_D7_chunks_left_unread_are_shown():
-    assert list(data_tables(resolve(load_recipe("demo"), facts_of(3_000_000)))) == ["Sources"]
+    assert list(data_tables(resolve(load_recipe("demo"), facts_of(3_000_000)))) == ["Sources", "Mixture"]
     spec = resolve(load_recipe("demo", ["stages.1.sequence=512"]), facts_of(3_000_000))
-    _, table = data_tables(spec).values()
+    *_, table = data_tables(spec).values()
     unread = Stream(spec).unread_chunks()
     assert unread
     assert [row[1:] for row in table.rows] == [(chunk.source, chunk.slot, chunk.tokens) for chunk in unread]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from plan_cases import CHIP, GPT, draft, preset, where
 
+from headway.plan.device_risks import BEST_PUBLISHED
 from headway.plan.plan import make_plan
 from headway.recipe.load import load_deployment, load_recipe
 from headway.recipe.resolve import DataFacts, SourceFacts, resolve
@@ -62,6 +64,9 @@ def test_repeated_sources():
     sources = tuple(SourceFacts(name, 60_000, 1024, 1.0, f"sha256:{name}", "") for name in ("code", "prose"))
     facts = DataFacts("sha256:m", "sha256:t", 4096, "<|document|>", sources)
     plan = make_plan(resolve(load_recipe("demo"), facts), load_deployment())
+    assert [risk.rule for risk in plan.risks] == ["source code is read beyond its cap", "source prose is read beyond its cap"]
+    uncapped = [f"data.sources.{place}.cap_epochs=100.0" for place in (0, 1)]
+    plan = make_plan(resolve(load_recipe("demo", uncapped), facts), load_deployment())
     assert [risk.rule for risk in plan.risks] == ["source code is repeated"]  # 17 passes; prose stays below 3
 
 
@@ -86,3 +91,129 @@ def test_policies_that_are_only_recorded_are_listed_and_contradictions_are_risks
         "permission: restart is not obeyed",
         "permission: skip batches is not obeyed",
     ]
+
+
+# --- on devices
+
+
+def rules(spec, deployment, calibration=None) -> dict[str, str]:
+    return {risk.rule: f"{risk.number}; {risk.consequence}" for risk in make_plan(spec, deployment, calibration).risks}
+
+
+def test_a_sound_plan_on_chips_has_none():
+    sound = (*GPT, "stages.0.ramp=[{from=0, batch='131072'}]", "stages.1.batch='131072'")
+    assert rules(draft(*sound), where(*CHIP)) == {}
+
+
+@pytest.mark.parametrize(
+    ("recipe", "rule", "number"),
+    [
+        (
+            ("stages.0.rate={warmup='64k', shape='linear'}",),
+            "the learning rate reaches zero twice",
+            "main ends at 0 % of the peak, anneal starts at 100 %",
+        ),
+        (
+            ("stages.1.rate={start=0.0005, shape='linear'}",),
+            "stage anneal trains at almost no rate",
+            "at 0.05 % of the peak rate",
+        ),
+        (("model.window=64", "model.full_attention_every=0"), "sequences are longer than the window", "256 tokens, window 64"),
+        (("objective.context=4096",), "no stage is as long as the context that users need", "256 tokens trained, 4,096 asked"),
+    ],
+)
+def test_more_rules_of_the_recipe(recipe, rule, number):
+    found = risks(recipe)
+    assert number in found[rule]
+    assert rule not in risks()
+
+
+def test_a_rate_that_is_zero_only_once_is_not_zero_twice():
+    changes = ("stages.0.rate={warmup='64k', shape='linear'}", "stages.1.rate={shape='constant'}")
+    assert "the learning rate reaches zero twice" not in risks(changes)
+
+
+def test_unguarded_logits_only_of_large_models():
+    bare = ("model.qk_norm=false", "stability.z_loss=0.0")
+    assert "neither QK-norm nor z-loss" not in risks(bare)
+    large = (*bare, "model.layers=40", "model.width=2048", "model.heads=16", "model.head_width=128", "model.ffn_width=8192")
+    assert "z_loss = 0" in rules(draft(*large), where())["neither QK-norm nor z-loss"]
+    guarded = (*large, "stability.z_loss=1e-4")
+    assert "neither QK-norm nor z-loss" not in rules(draft(*guarded), where())
+
+
+def test_long_context_names_the_factor():
+    found = risks(("stages.0.sequence=131072", "stages.0.ramp=[{from=0,batch=131072}]"))
+    assert "16 x the attention per token of 8,192 tokens" in found["long context from step one"]
+
+
+def test_daily_checkpoints_name_what_each_failure_discards():
+    spec, deployment = draft(recipe="beacon"), where("checkpoints.every=24h", preset="beacon")
+    text = rules(spec, deployment)["checkpoints are far apart for this failure rate"]
+    assert "every 24 h 0 min with an interruption every 3 h 0 min" in text
+    assert "each discards 12 h 0 min on average" in text
+    best = where("checkpoints.every=270s", preset="beacon")
+    assert "checkpoints are far apart for this failure rate" not in rules(spec, best)
+
+
+def test_checkpoints_rarer_than_wished():
+    spec = draft("objective.checkpoint_every=10s")
+    found = rules(spec, where("checkpoints.every_steps=100"), CALIBRATION)
+    assert "wished 10 s" in found["checkpoints are rarer than the objective allows"]
+    assert "checkpoints are rarer than the objective allows" not in rules(spec, where("checkpoints.every_steps=1"), CALIBRATION)
+
+
+def test_storage_that_fills_up():
+    assert "of 60 MiB" in risks(deployment=("storage.capacity=60MiB",))["checkpoints outgrow the storage"]
+    assert "checkpoints outgrow the storage" not in risks(deployment=("storage.capacity=90MiB",))
+
+
+def test_memory_of_ranks():
+    spec = draft(*GPT, "stages.0.sequence=8192")
+    small = where("accelerator.kind=L4", *CHIP[1:3], "layouts.default={dp_shard=8, zero=0, micro_batch=8}")
+    assert "of 24 GiB" in rules(spec, small).get("memory", "")
+    assert "memory" not in rules(draft(*GPT), where(*CHIP))
+
+
+def test_memory_that_nearly_fits():
+    peak = make_plan(draft(*GPT), where(*CHIP)).quantity("rank_memory")
+    assert peak.low < peak.number() < peak.high
+    rooms = {0.9 * peak.number(): "memory", (peak.number() + peak.high) / 2: "memory is close", 1.05 * peak.high: None}
+    for room, expected in rooms.items():
+        found = {"memory", "memory is close"} & set(rules(draft(*GPT), where(*CHIP, f"accelerator.memory={int(room)}")))
+        assert found == ({expected} if expected else set())
+
+
+def test_a_batch_that_does_not_divide_is_priced_once():
+    spec = draft(*GPT, "stages.0.ramp=[{from=0, batch='521216'}]")  # 509 sequences over 8 replicas: 512
+    assert "the batch does not divide over the replicas" not in rules(spec, where(*CHIP)), "0.6 %: nobody would change it"
+    uneven = draft(*GPT, "stages.0.ramp=[{from=0, batch='66560'}]")  # 65 sequences over 8 replicas: 72
+    text = rules(uneven, where(*CHIP))["the batch does not divide over the replicas"]
+    assert "65 sequences over 8 replicas cost 10.8 % extra; 72 sequences cost none" in text
+
+
+def test_utilisation_beyond_anything_published():
+    best = BEST_PUBLISHED["H100"][0]
+    stated = ("accelerator.utilisation_convention='full'", *CHIP)
+    above, below = (where(*stated, f"accelerator.utilisation={best + change}") for change in (0.02, -0.02))
+    rule = "the assumed utilisation was never published for this chip"
+    assert rule in rules(draft(*GPT), above)
+    assert rule not in rules(draft(*GPT), below)
+
+
+def test_a_utilisation_without_its_convention():
+    rule = "the utilisation does not say what it counts"
+    assert rule in rules(draft(*GPT), where(*CHIP, "accelerator.utilisation=0.4"))
+    assert rule not in rules(draft(*GPT), where(*CHIP, "accelerator.utilisation=0.4", "accelerator.utilisation_convention='6N'"))
+    short = draft(*GPT, "stages.0.sequence=64", "stages.1.sequence=64")
+    assert rule not in rules(short, where(*CHIP, "accelerator.utilisation=0.4")), "short sequences: all count alike"
+
+
+def test_G2_more_than_the_peak_whatever_says_so():
+    found = rules(draft(*GPT), where(*CHIP), {"tokens_per_second": 1e9})
+    assert "MFU" in found["more than the peak"]
+
+
+def test_the_worked_plan_is_told_what_it_provokes():
+    found = {risk.rule for risk in preset("beacon").risks}
+    assert found >= {"checkpoints are far apart for this failure rate", "the batch does not divide over the replicas"}

@@ -97,7 +97,8 @@ def test_good_recipe_and_presets_load(tmp_path):
 def test_unknown_key_names_the_nearest(problems):
     assert problems(("kv_heads = 2", "kvheads = 2")) == {
         "12": "unknown key model.kvheads | keys here are layers, width, heads, kv_heads, head_width, ffn_width, rope_base, "
-        "norm_epsilon, qk_norm, tied_embeddings, init_std | did you mean kv_heads?"
+        "norm_epsilon, qk_norm, tied_embeddings, init_std, ffn, norm, block, bias, position, positions, qk_norm_over, "
+        "embedding_norm, window, full_attention_every, latent, experts, mtp_layers, nominal_parameters | did you mean kv_heads?"
     }
 
 

@@ -75,6 +75,26 @@ def parse_bytes(value: int | float | str) -> int:
     return _whole(number * _BYTES[unit], value, "bytes")
 
 
+_PERCENT = re.compile(r"^\s*([0-9]+(?:\.[0-9]+)?)\s*%\s*$")
+_RATE = re.compile(r"^\s*([0-9]+(?:\.[0-9]+)?)\s*([kMGTP]?)(?:FLOP/s|FLOPS)\s*$")
+
+
+def parse_percent(value: int | float | str) -> float:
+    """``"8 %"`` -> .08. A bare number is refused: 8 and .08 are mixed up too easily."""
+    match = _PERCENT.match(value) if isinstance(value, str) else None
+    if match is None:
+        raise ConfigError(f"{value!r} is not a share in per cent", 'write it like "8 %"')
+    return float(match[1]) / 100
+
+
+def parse_flop_rate(value: int | float | str) -> float:
+    """``"180 TFLOP/s"`` -> 1.8e14. A bare number is refused: it could be in TFLOP/s or in FLOP/s."""
+    match = _RATE.match(value) if isinstance(value, str) else None
+    if match is None:
+        raise ConfigError(f"{value!r} is not a rate", 'write it like "180 TFLOP/s"')
+    return float(match[1]) * _SI[match[2]]
+
+
 def format_count(number: float, unit: str = "") -> str:
     """1_234_567 -> ``"1.23M"``; exact below 10,000."""
     tail = f" {unit}" if unit else ""

@@ -28,7 +28,7 @@ def build(
     from headway.cli.output import print_json
     from headway.data.build import build_data
 
-    description = describe(recipe, overrides, None)
+    description = describe(recipe, overrides, None, runnable=False)
     directory = out or default_data(description)
     manifest = build_data(description.loaded, directory, progress=None if json else tell)
     if json:

@@ -35,16 +35,22 @@ def split_overrides(overrides: Sequence[str]) -> tuple[list[str], list[str]]:
 def describe(recipe: str, overrides: Sequence[str] | None, deployment: Path | None, *, runnable: bool = True) -> Description:
     """Load both; every problem of a file is reported at once. A preset goes with its own deployment, unless another is named.
 
-    ``runnable=False`` admits deployments that this version can plan but not carry out.
+    ``runnable=False`` admits models and deployments that this version can plan but not carry out.
     """
     from headway.recipe.load import load_deployment, load_recipe
-    from headway.recipe.placement import check_stages
+    from headway.recipe.placement import check_stages, settle
+    from headway.recipe.resolve import resolve_model
+    from headway.recipe.trainable import refuse_untrainable
 
     for_recipe, for_deployment = split_overrides(overrides or ())
     loaded = load_recipe(recipe, for_recipe)
+    if runnable:
+        model = resolve_model(loaded.recipe.model, loaded.recipe.tokenizer.vocabulary)
+        refuse_untrainable(model, loaded.locate, compute=loaded.recipe.precision.compute)
+    placed = load_deployment(deployment or own_deployment(recipe), for_deployment, runnable=runnable)
     found = Description(
         loaded,
-        load_deployment(deployment or own_deployment(recipe), for_deployment, runnable=runnable),
+        settle(placed, loaded.recipe.precision.compute),
         str(deployment or ""),
         tuple(DEPLOYMENT_PREFIX + override for override in for_deployment),
     )

@@ -66,3 +66,10 @@ class HelpFormatter:
         for paragraph in plain(description).split("\n\n"):
             if paragraph.strip():
                 print("\n" + textwrap.fill(" ".join(paragraph.split()), WIDTH))
+
+
+def house_style() -> dict[str, Any]:
+    """What every command group is made with, so that help texts look alike."""
+    from headway import __version__
+
+    return {"help_format": "plaintext", "help_formatter": HelpFormatter(), "version": __version__}

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from headway.base.errors import EXIT_OK
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from cyclopts import App
 
 VERBS: dict[str, str] = {
-    "plan": "headway.cli.plan:plan",
+    "plan": "headway.cli.plan:app",
     "run": "headway.cli.run:run",
     "status": "headway.cli.status:status",
     "resume": "headway.cli.run:resume",
@@ -27,9 +27,16 @@ VERBS: dict[str, str] = {
     "report": "headway.cli.report:report",
     "demo": "headway.cli.demo:demo",
 }
-"""Verb -> where its function stands; its docstring is its help. ``data`` has verbs of its own."""
+"""Verb -> where its function stands; its docstring is its help. ``data`` and ``plan`` have verbs of their own."""
 
 DATA_VERBS: dict[str, str] = {"build": "headway.cli.data:build"}
+
+PLAN_VERBS: dict[str, str] = {
+    "compare": "headway.cli.plan_compare:compare",
+    "calibrate": "headway.cli.plan_calibrate:calibrate",
+    "worksheet": "headway.cli.plan_worksheet:worksheet",
+}
+"""``headway plan RECIPE`` plans; these are other things to do with plans. No preset may be called like one of them."""
 
 HELP = "Plans, runs and watches the pretraining of language models."
 EPILOGUE = """Start with: headway demo, or: headway plan demo
@@ -41,14 +48,16 @@ def build_app() -> App:
     """The command tree; nothing of a verb is imported."""
     from cyclopts import App
 
-    from headway import __version__
-    from headway.cli.help import HelpFormatter
+    from headway.cli.help import house_style
 
-    common: dict[str, Any] = {"help_format": "plaintext", "help_formatter": HelpFormatter(), "version": __version__}
+    common = house_style()
     app = App(name="headway", help=HELP, help_epilogue=EPILOGUE, **common)
     data = App(name="data", help="Build the data of a recipe.", sort_key=1, help_epilogue="", **common)
     for position, (verb, target) in enumerate(VERBS.items()):
-        app.command(target, name=verb, sort_key=position * 2, help_epilogue="")
+        if target.endswith(":app"):  # a group is set up where it stands
+            app.command(target, name=verb)
+        else:
+            app.command(target, name=verb, sort_key=position * 2, help_epilogue="")
     for verb, target in DATA_VERBS.items():
         data.command(target, name=verb, help_epilogue="")
     app.command(data)
@@ -59,12 +68,13 @@ def import_verbs(app: App) -> None:
     """Lists of verbs show each one's first line, and a mistyped verb the nearest: both need all of them."""
     app.resolved_commands()
     app["data"].resolved_commands()
+    app["plan"].resolved_commands()
 
 
 def invoke(arguments: Sequence[str]) -> int:
     """Parse and run; errors pass through."""
     app = build_app()
-    if not {*VERBS, *DATA_VERBS} & set(arguments[:2]):
+    if not {*VERBS, *DATA_VERBS, *PLAN_VERBS} & set(arguments[:2]):
         import_verbs(app)
     code = app(list(arguments), exit_on_error=False, print_error=False, result_action="return_value")
     sys.stdout.flush()  # here, so that a closed pipe is met inside the guard

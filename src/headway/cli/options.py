@@ -30,5 +30,35 @@ DeploymentOption = Annotated[
 DataOption = Annotated[
     Path | None, Parameter(metavar="DIR", help="The data directory. Default: data/NAME, with the recipe's name.")
 ]
+ClusterOption = Annotated[
+    str | None,
+    Parameter(
+        metavar="CLUSTER",
+        help="Where to plan for: devices x chip, such as 16384xH100-SXM, or a deployment file or preset. Replaces the devices "
+        "and layouts of the deployment; failures, storage and checkpoint policy stay.",
+    ),
+]
+LayoutOption = Annotated[
+    list[str] | None,
+    Parameter(
+        metavar="LAYOUT",
+        negative="",
+        help="Sizes of the mesh axes, such as tp=8,pp=16; data parallelism fills the rest. STAGE:tp=8,cp=16 is for one stage. "
+        "Repeatable.",
+    ),
+]
+CalibrationOption = Annotated[
+    Path | None, Parameter(metavar="FILE", help="Rates as measured: a file that headway plan calibrate RUN wrote.")
+]
 Json = Annotated[bool, Parameter(name="--json", negative="", help="Print facts as JSON.")]
 JsonLines = Annotated[bool, Parameter(name="--json", negative="", help="Print every record as one line of JSON.")]
+Markdown = Annotated[bool, Parameter(negative="", help="Print Markdown.")]
+Html = Annotated[bool, Parameter(negative="", help="Print one HTML page that needs nothing else: no network, no script.")]
+Why = Annotated[
+    str | None,
+    Parameter(
+        metavar="QUANTITY",
+        help="Explain one number: meaning, formula with the numbers put in, inputs, source, range. By its name, or by words of "
+        'it such as "step time".',
+    ),
+]

@@ -3,6 +3,7 @@
     cli.md         the help text of every verb
     recipe.md      every key of a recipe, from the schema's descriptions
     deployment.md  every key of a deployment
+    worksheet.md   every key of a worksheet
 
 ``make docs`` runs it; a test compares the pages with what it would write.
 """
@@ -32,16 +33,64 @@ A recipe is one TOML file; [the README](../../README.md#your-own-recipe) has a s
   `{}`; where the section has a default itself, such as `rate`, it may be left out.
 - A relative `path` is relative to the working directory in which headway is started."""
 
+WORKSHEET_INTRODUCTION = """\
+A worksheet shares out a reservation and says what it buys. [The shipped one](../../recipes/256-gpu.worksheet.toml) is a start.
+Every quantity carries its unit: shares `"8 %"`, rates `"180 TFLOP/s"`, durations `"90days"`; bare numbers are refused."""
+
+
+SURVIVAL_EXAMPLE = """\
+[failures]
+every = "3h"
+restart = "6min"
+repair = "12h"                  # until a broken node is back
+
+[failures.elastic]              # meanwhile the job goes on with the other nodes
+reconfigure = "90s"             # pace left out: it falls with the nodes
+
+[[failures.pauses]]
+what = "firmware"
+every = "30days"
+length = "4h"
+
+[checkpoints]                   # the storage: survives everything
+every = "30min"
+
+[[checkpoints.tiers]]
+name = "host memory"            # outlives the process, not the node
+every = "1min"
+cost = "200ms"                  # blocks training
+restore = "5s"
+survives = ["process"]
+keep = 2
+
+[[checkpoints.tiers]]
+name = "local disk"             # outlives a restart of the node that the network took away
+every = "5min"
+cost = "1s"
+restore = "30s"
+survives = ["process", "network"]"""
+
+DEPLOYMENT_INTRODUCTION = f"""\
+Every section may be left out: together the defaults are one process on this machine. What is said to be for plans is refused by
+`run`, which does not act upon it. This part of a deployment says how a run survives its faults; `headway plan RECIPE --simulate`
+takes all of it into account:
+
+```toml
+{SURVIVAL_EXAMPLE}
+```"""
+
 
 def pages() -> dict[str, str]:
     """File name -> text of every reference page."""
+    from headway.plan.worksheet.file import Worksheet
     from headway.recipe.deployment import Deployment
     from headway.recipe.schema import Recipe
 
     return {
         "cli.md": cli_page(),
         "recipe.md": schema_page("The recipe", Recipe, RECIPE_INTRODUCTION),
-        "deployment.md": schema_page("The deployment", Deployment),
+        "deployment.md": schema_page("The deployment", Deployment, DEPLOYMENT_INTRODUCTION),
+        "worksheet.md": schema_page("The worksheet", Worksheet, WORKSHEET_INTRODUCTION),
     }
 
 
@@ -58,10 +107,10 @@ def help_text(*arguments: str) -> str:
 
 
 def cli_page() -> str:
-    from headway.cli.main import DATA_VERBS, VERBS
+    from headway.cli.main import DATA_VERBS, PLAN_VERBS, VERBS
 
     verbs: list[tuple[str, ...]] = [(), *((verb,) for verb in VERBS)]
-    verbs[2:2] = [("data", verb) for verb in DATA_VERBS]
+    verbs[2:2] = [*(("plan", verb) for verb in PLAN_VERBS), *(("data", verb) for verb in DATA_VERBS)]
     parts = ["# The command line", NOTE]
     for verb in verbs:
         parts += [f"## {' '.join(('headway', *verb))}", f"```text\n{help_text(*verb)}\n```"]

@@ -30,10 +30,13 @@ def sample(
     from headway.base.errors import ConfigError
     from headway.cli.engine import ask_engine
     from headway.cli.output import print_json
+    from headway.recipe.trainable import refuse_untrainable
     from headway.rundir.layout import RunDirectory
 
     directory = RunDirectory.open(run)
-    evaluation = directory.spec().evaluation
+    spec = directory.spec()
+    refuse_untrainable(spec.model, compute=spec.precision.compute)
+    evaluation = spec.evaluation
     prompts, count = list(prompt or evaluation.prompts), evaluation.sample_tokens if tokens is None else tokens
     if not prompts:
         raise ConfigError("there is nothing to continue", "the recipe of this run has no prompts", 'give one: --prompt "def "')

@@ -34,7 +34,7 @@ from headway.data.feistel import derive_key, permute
 from headway.data.manifest import MANIFEST_FILE, DataManifest, SourceEntry, TokenizerEntry, TokenSet
 from headway.data.reader import TokenReader
 from headway.data.shards import SHARD_BYTES, TokenSetWriter
-from headway.data.sources import documents
+from headway.data.sources import documents, refuse_undisclosed
 from headway.data.spool import Seen, Spool, tokenised
 from headway.data.tokenizer import TOKENIZER_FILE, Tokenizer, train_tokenizer
 from headway.data.workspace import publish, workspace
@@ -61,6 +61,7 @@ def build_data(
     recipe = recipe.recipe if isinstance(recipe, LoadedRecipe) else recipe
     directory = Path(directory).absolute()
     tell = progress or (lambda what, facts: None)
+    refuse_undisclosed(recipe.data.sources)
     dtype = choose_dtype(recipe.data.dtype, recipe.tokenizer.vocabulary)
     make_directory(directory.parent, "directory for the data")
     try:

@@ -4,6 +4,7 @@
     pydoc-topics    the prose of Python's help topics
     text-tree       one document per regular file under ``path``
     jsonl           one document per line, text in ``field``; .gz read as it is
+    undisclosed     text that nobody has named: it can be planned with, and is refused here
 
 The order is the same on every machine: by relative path, then by line. A document that cannot be used is yielded with the
 reason instead of its text, so that nothing is left out without being counted: undecodable text, and what is
@@ -24,7 +25,7 @@ import stat
 import sysconfig
 import tokenize
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -35,6 +36,9 @@ from headway.recipe.plain_values import printable
 _NO_LIBRARY_TEXT = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__", "__phello__"}
 _NO_LIBRARY_TEXT |= {"pydoc_data", "encodings"}
 """Tests, installed packages, the help topics (a source of their own), and the codecs (tables of characters, hardly code)."""
+
+
+UNDISCLOSED = "undisclosed"
 
 
 class SourceRecipe(Protocol):
@@ -233,11 +237,28 @@ def _jsonl(source: SourceRecipe) -> Iterator[Document]:
                 yield Document(_field_of(line, source.field, f"{path}:{number}"), f"{relative}:{number}")
 
 
+def refuse_undisclosed(sources: Iterable[SourceRecipe]) -> None:
+    """ConfigError that names every source of kind undisclosed."""
+    names = [source.name for source in sources if source.kind == UNDISCLOSED]
+    if names:
+        raise ConfigError(
+            f"text that nobody has named cannot be read: {', '.join(names)}",
+            f"a source of kind {UNDISCLOSED} stands for text that the recipe does not say where to find",
+            "it can be planned: headway plan. To build data, give the source another kind and its path",
+        )
+
+
+def _undisclosed(source: SourceRecipe) -> Iterator[Document]:
+    refuse_undisclosed([source])
+    yield from ()
+
+
 KINDS: dict[str, Callable[[Any], Iterator[Document]]] = {
     "python-stdlib": _python_stdlib,
     "pydoc-topics": _pydoc_topics,
     "text-tree": _text_tree,
     "jsonl": _jsonl,
+    UNDISCLOSED: _undisclosed,
 }
 
 

@@ -33,7 +33,7 @@ def loss_chunk_tokens(vocabulary: int) -> int:
 
 
 def element_bytes(compute: str) -> int:
-    return 2 if compute == "bfloat16" else 4
+    return 4 if compute == "float32" else 2
 
 
 @dataclass(frozen=True, kw_only=True)

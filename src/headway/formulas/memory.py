@@ -32,7 +32,7 @@ def state_bytes(parameters: int) -> int:
 
 def copy_bytes(model: ModelSpec, compute: str) -> int:
     """bfloat16 copies of the matrices; none when computing in float32."""
-    return 2 * count_parameters(model).in_products if compute == "bfloat16" else 0
+    return 0 if compute == "float32" else 2 * count_parameters(model).in_products
 
 
 def checkpoint_bytes(parameters: int) -> int:

@@ -76,8 +76,7 @@ def show_number(value: float, unit: str) -> str:
     if unit == "share":
         return f"{100 * value:.3g} %"
     if unit in EXACT_UNITS and float(value).is_integer():
-        rounded = f" ({format_count(value)})" if value >= 1e6 else ""
-        return f"{int(value):,}{rounded} {unit}"
+        return f"{show_whole(int(value))} {unit}"
     if unit == "" and isinstance(value, int):
         return f"{value:,}"
     if unit in ("", "rate"):
@@ -85,6 +84,18 @@ def show_number(value: float, unit: str) -> str:
     if abs(value) >= 1e18:
         return f"{value:.3g} {unit}"
     return format_count(value, unit)
+
+
+def show_whole(value: int) -> str:
+    """A count, once: to the last digit while a person reads it at a glance, then by its size: 1,156,250; 405.9B."""
+    if abs(value) < READ_AT_A_GLANCE:
+        return f"{value:,}"
+    size, letter = next(entry for entry in SIZES if abs(value) >= entry[0] * 0.99995)
+    return f"{value / size:.4g}{letter}"
+
+
+READ_AT_A_GLANCE = 10**7
+SIZES = ((1e15, "P"), (1e12, "T"), (1e9, "B"), (1e6, "M"))
 
 
 def estimate(

@@ -1,29 +1,32 @@
 """The plan: what a Spec on a deployment will do, before it does it. Every number can say why.
 
     Spec + Deployment (+ calibration) --sections.py--> sections of quantities and tables
+                                      --summary.py---> the ten lines that everybody looks for
                                       --risks.py-----> rules that the recipe breaks, with consequence and number
 
-A calibration is a short measurement of the real step on the real machine: {tokens_per_second, low, high, ...}. Without it
-nothing is said about time unless the deployment names a peak and a utilisation to assume.
+A calibration is what was measured of the real step: a few seconds on this machine, or a whole run (``calibration.py``). Rates
+come from it, else from the model of a step on a known chip, else from an assumed utilisation; without any of these nothing
+is said about time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from headway.base.digests import digest_json
 from headway.base.errors import ConfigError
-from headway.formulas.quantity import Quantity, show_number
+from headway.formulas.quantity import Quantity, show_number, show_whole
 from headway.plan.facts import PlanFacts
-from headway.recipe.checks import nearest_hint
+from headway.recipe.schedules import Schedule
 from headway.recipe.spec import Spec
 
 if TYPE_CHECKING:
     from headway.recipe.deployment import Deployment
 
-Cell = str | int | float | None
+Cell = str | int | float | None | Quantity
+"""A quantity in a table shows its value there, and can be asked why by its name."""
 
 
 @dataclass(frozen=True)
@@ -43,24 +46,36 @@ class Table:
     rows: tuple[tuple[Cell, ...], ...]
 
     def shown(self) -> list[list[str]]:
-        return [[_show(cell, column.unit) for cell, column in zip(row, self.columns, strict=True)] for row in self.rows]
+        return [[show_cell(cell, column.unit) for cell, column in zip(row, self.columns, strict=True)] for row in self.rows]
+
+    def quantities(self) -> Iterator[Quantity]:
+        yield from (cell for row in self.rows for cell in row if isinstance(cell, Quantity))
 
     def to_json(self) -> dict[str, Any]:
         columns = [{"title": column.title, "unit": column.unit} for column in self.columns]
-        return {"title": self.title, "columns": columns, "rows": [list(row) for row in self.rows], "shown": self.shown()}
+        rows = [[cell.value if isinstance(cell, Quantity) else cell for cell in row] for row in self.rows]
+        return {"title": self.title, "columns": columns, "rows": rows, "shown": self.shown()}
 
 
 @dataclass(frozen=True)
 class Section:
-    """A titled part of the plan."""
+    """A titled part of the plan. ``notes``: sentences that belong to it and are no numbers. ``chapter``: what it is part of."""
 
     title: str
     quantities: tuple[Quantity, ...] = ()
     tables: tuple[Table, ...] = ()
+    notes: tuple[str, ...] = ()
+    chapter: str = ""
 
     def to_json(self) -> dict[str, Any]:
         tables = [table.to_json() for table in self.tables]
-        return {"title": self.title, "quantities": [q.to_json() for q in self.quantities], "tables": tables}
+        plain = {
+            "title": self.title,
+            "chapter": self.chapter,
+            "quantities": [q.to_json() for q in self.quantities],
+            "tables": tables,
+        }
+        return plain | ({"notes": list(self.notes)} if self.notes else {})
 
 
 @dataclass(frozen=True)
@@ -73,8 +88,26 @@ class Risk:
 
 
 @dataclass(frozen=True)
+class Line:
+    """One line of the summary: ``text`` is made of the shown values of ``names``."""
+
+    label: str
+    text: str
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Point:
+    """The schedule at one step, for plots: tokens trained before it, its learning rate, its batch."""
+
+    tokens: int
+    rate: float
+    batch_tokens: int
+
+
+@dataclass(frozen=True)
 class Plan:
-    """What is known before the start. ``draft``: the data is not built yet."""
+    """What is known before the start. ``draft``: the data is not built yet. ``notes``: what is neither number nor risk."""
 
     name: str
     spec_digest: str
@@ -82,18 +115,25 @@ class Plan:
     sections: tuple[Section, ...]
     risks: tuple[Risk, ...]
     calibration: dict[str, Any] | None = None
+    notes: tuple[str, ...] = ()
+    summary: tuple[Line, ...] = ()
+    curve: tuple[Point, ...] = ()
+    standing: str = ""  # what kind of plan it is, where that is neither a draft nor frozen
 
     def quantities(self) -> Iterator[Quantity]:
-        """Every quantity that is shown, in order."""
+        """Every quantity that is shown on a line of its own, in order."""
         for section in self.sections:
             yield from section.quantities
 
+    def known(self) -> Mapping[str, Quantity]:
+        """Every quantity by name: those shown, those in tables, and all that they stand on."""
+        return by_name([*self.quantities(), *(q for s in self.sections for table in s.tables for q in table.quantities())])
+
     def quantity(self, name: str) -> Quantity:
-        """The quantity ``name``, shown or only used by others; ConfigError with the nearest name."""
-        known = _by_name(self.quantities())
+        """The quantity of exactly that name, shown or only used by others; ConfigError with the nearest names."""
+        known = self.known()
         if name not in known:
-            hint = nearest_hint(name, list(known)) or f"known: {', '.join(sorted(known))}"
-            raise ConfigError(f"the plan has no quantity {name!r}", "headway plan --json lists all of them", hint)
+            raise unknown_name(name, list(known))
         return known[name]
 
     def to_json(self) -> dict[str, Any]:
@@ -105,61 +145,106 @@ class Plan:
             "draft": self.draft,
             "calibration": self.calibration,
             "calibration_digest": digest_json(self.calibration) if self.calibration else None,
-            "values": {q.name: {"value": q.value, "low": q.low, "high": q.high, "unit": q.unit} for q in self.quantities()},
+            "summary": [{"label": line.label, "text": line.text, "quantities": list(line.names)} for line in self.summary],
+            "values": {q.name: {"value": q.value, "low": q.low, "high": q.high, "unit": q.unit} for q in self.known().values()},
             "sections": [section.to_json() for section in self.sections],
             "risks": [{"rule": r.rule, "consequence": r.consequence, "number": r.number} for r in self.risks],
+            "notes": list(self.notes),
+            "curve": [[point.tokens, point.rate, point.batch_tokens] for point in self.curve],
         }
 
 
-def make_plan(spec: Spec, deployment: Deployment, calibration: dict[str, Any] | None = None) -> Plan:
-    """Derive everything that follows from ``spec`` on ``deployment``."""
+def make_plan(
+    spec: Spec,
+    deployment: Deployment,
+    calibration: dict[str, Any] | None = None,
+    *,
+    extras: frozenset[str] = frozenset(),
+    notes: tuple[str, ...] = (),
+) -> Plan:
+    """Derive everything that follows from ``spec`` on ``deployment``. ``extras``: search, sheet, simulate take longer."""
     from headway.plan.risks import find_risks
-    from headway.plan.sections import SECTIONS
+    from headway.plan.sections import build_sections
+    from headway.plan.show.summary import summary_of
 
-    facts = PlanFacts(spec, deployment, calibration)
-    sections = tuple(section for build in SECTIONS if (section := build(facts)) is not None)
-    return Plan(spec.name, spec.digest(), spec.is_draft, sections, tuple(find_risks(facts)), calibration)
-
-
-def why(plan: Plan, name: str) -> str:
-    """The tree under one number: value, formula, source, and the same for everything it was computed from."""
-    return "\n".join(_tree(plan.quantity(name), indent="", seen=set()))
+    facts = PlanFacts(spec, deployment, calibration, extras, notes)
+    sections = build_sections(facts)
+    made = Plan(spec.name, spec.digest(), spec.is_draft, sections, tuple(find_risks(facts)), calibration, facts.notes)
+    return replace(made, summary=tuple(summary_of(made)), curve=schedule_curve(facts.schedule))
 
 
-def _tree(quantity: Quantity, indent: str, seen: set[str]) -> Iterator[str]:
-    yield f"{indent}{quantity.name} = {quantity.shown()}"
-    inner = indent + "    "
-    if quantity.name in seen:
-        yield f"{inner}(as above)"
-        return
-    seen.add(quantity.name)
-    yield f"{inner}formula: {quantity.formula}"
-    if quantity.source:
-        yield f"{inner}source: {quantity.source}"
-    for name, value in quantity.inputs.items():
-        if isinstance(value, Quantity):
-            yield from _tree(value, inner, seen)
-        else:
-            yield f"{inner}{name} = {_show(value, '')}"
+CURVE_POINTS = 160
 
 
-def _by_name(quantities: Iterator[Quantity]) -> dict[str, Quantity]:
-    """Shown quantities and everything they stand on."""
+def schedule_curve(schedule: Schedule) -> tuple[Point, ...]:
+    """Steps at even distances, and on both sides of every change of batch or stage."""
+    from headway.plan.rates import phases_of
+
+    total = schedule.total_steps
+    steps = {round(place * (total - 1) / (CURVE_POINTS - 1)) for place in range(CURVE_POINTS)}
+    edge = 0
+    for phase in phases_of(schedule.spec):
+        edge += phase.steps
+        steps |= {edge - 1, min(edge, total - 1)}
+    return tuple(_point(schedule, step) for step in sorted(step for step in steps if 0 <= step < total))
+
+
+def _point(schedule: Schedule, step: int) -> Point:
+    place = schedule.place(step)
+    batch = place.batch_sequences * schedule.spec.stages[place.stage].sequence_length
+    return Point(schedule.tokens_before(step), schedule.rate(step), batch)
+
+
+def by_name(quantities: Iterable[Quantity]) -> dict[str, Quantity]:
+    """These and everything that they stand on; the first of a name counts."""
     known: dict[str, Quantity] = {}
     waiting = list(quantities)
-    while waiting:
-        quantity = waiting.pop(0)
+    for quantity in waiting:  # grows while it is walked
         if quantity.name not in known:
             known[quantity.name] = quantity
             waiting += [value for value in quantity.inputs.values() if isinstance(value, Quantity)]
     return known
 
 
-def _show(cell: Cell, unit: str) -> str:
+def label(name: str) -> str:
+    """``tokens_per_second`` -> ``tokens per second``, ``step_seconds_main`` -> ``step time main``; units stand with the value."""
+    words = [{"seconds": "time", "bytes": ""}.get(word, word) for word in name.split("_")]
+    kept = [
+        word
+        for place, word in enumerate(words)
+        if word and not (place and word == "time" and words[place - 1] in ("interval", "time"))
+    ]
+    return " ".join(kept) or name
+
+
+def unknown_name(asked: str, known: Sequence[str]) -> ConfigError:
+    """No quantity is called that; the nearest names are."""
+    import difflib
+
+    near = difflib.get_close_matches(asked, known, n=5, cutoff=0.5)
+    way_out = f"did you mean {', '.join(near)}?" if near else f"some of them: {', '.join(sorted(known)[:12])}, ..."
+    return ConfigError(f"the plan has no quantity {asked!r}", "headway plan --json lists all of them", way_out)
+
+
+def chapters_of(sections: Sequence[Section]) -> list[tuple[str, list[Section]]]:
+    """Consecutive sections by chapter; one without is its own."""
+    found: list[tuple[str, list[Section]]] = []
+    for section in sections:
+        chapter = section.chapter or section.title
+        if not found or found[-1][0] != chapter:
+            found.append((chapter, []))
+        found[-1][1].append(section)
+    return found
+
+
+def show_cell(cell: Cell, unit: str) -> str:
+    """Without its unit, which the column names."""
     if cell is None:
         return "-"
+    if isinstance(cell, Quantity):
+        return show_cell(cell.value, unit or cell.unit) if cell.value is not None else "unknown"
     if isinstance(cell, str):
         return cell
     if not unit and isinstance(cell, int):
-        return f"{cell:,}"
+        return show_whole(cell)
     return show_number(cell, unit).removesuffix(f" {unit}")

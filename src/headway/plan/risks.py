@@ -1,22 +1,30 @@
-"""Risks as rules: each looks at the facts and says what follows, with a number, or nothing."""
+"""Risks as rules: each looks at the facts and says what follows, with a number, or nothing.
+
+Here stand the rules about the recipe: what is wrong wherever it runs. ``device_risks`` has those of devices and layouts.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from headway.base.units import format_seconds
-from headway.formulas.failures import Interruptions, wall_seconds_daly
+from headway.base.units import format_count
 from headway.formulas.flops import Convention, attention_flops_per_token, flops_per_token
 from headway.plan.declared import not_acted_upon
+from headway.plan.device_risks import DEVICE_RULES
 from headway.plan.facts import PlanFacts
+from headway.plan.final_sections import FALLS_TO_ZERO, is_annealing
+from headway.plan.laws.hyperparameters import outside_bands
+from headway.plan.laws.repetition import exposures
 from headway.plan.plan import Risk
 from headway.recipe.schedules import rate_factor
 
 LONG_FIRST_CONTEXT_TOKENS = 16_384
+USUAL_FIRST_CONTEXT_TOKENS = 8192
 MOST_BETA2 = 0.99
 DECAYED_SHARE = 0.2
 MOST_PASSES = 4.0
-MOST_LOST_SHARE = 0.1
+LARGE_MODEL = 1e9
+"""Parameters from which on published runs guard against spikes (OLMo 2, arXiv 2501.00656)."""
 
 
 def no_warmup(facts: PlanFacts) -> Iterator[Risk]:
@@ -51,18 +59,47 @@ def no_decay(facts: PlanFacts) -> Iterator[Risk]:
         )
 
 
+def decays_twice(facts: PlanFacts) -> Iterator[Risk]:
+    """A decay to zero and an annealing to zero after it: the second trains at a rate that has to rise again, or at none."""
+    stages = facts.spec.stages
+    ended = [stage for stage in stages[:-1] if is_annealing(stage)]
+    if ended and is_annealing(stages[-1]):
+        first, last = ended[0], stages[-1]
+        yield Risk(
+            "the learning rate reaches zero twice",
+            "what comes after the first zero either trains at no rate or raises it again: decide which stage anneals",
+            f"{first.name} ends at {100 * first.rate.end:.3g} % of the peak, {last.name} starts at {100 * last.rate.start:.3g} %",
+        )
+
+
+def trains_at_zero(facts: PlanFacts) -> Iterator[Risk]:
+    """A stage whose rate is (nearly) zero from end to end learns nothing."""
+    for stage in facts.spec.stages:
+        if stage.rate.start <= FALLS_TO_ZERO / 20 and stage.rate.end <= stage.rate.start:
+            tokens = format_count(stage.sequences * stage.sequence_length, "tokens")
+            yield Risk(
+                f"stage {stage.name} trains at almost no rate",
+                "its tokens are paid for and change nothing",
+                f"{tokens} at {100 * stage.rate.start:.2g} % of the peak rate",
+            )
+
+
 def long_context_first(facts: PlanFacts) -> Iterator[Risk]:
     length = facts.spec.stages[0].sequence_length
-    if length > LONG_FIRST_CONTEXT_TOKENS:
-        model = facts.spec.model
-        attention = attention_flops_per_token(model, length, Convention.CAUSAL)
-        whole = flops_per_token(model, length, Convention.CAUSAL)
-        slower = whole / flops_per_token(model, 8192, Convention.CAUSAL)
-        yield Risk(
-            "long context from step one",
-            "attention is paid for at every token although long range needs few tokens to learn: extend the context at the end",
-            f"{100 * attention / whole:.0f} % of the compute is attention; {slower:.2f} x the compute of 8,192 tokens",
-        )
+    if length <= LONG_FIRST_CONTEXT_TOKENS:
+        return
+    model = facts.spec.model
+    attention, usual = (
+        attention_flops_per_token(model, tokens, Convention.CAUSAL) for tokens in (length, USUAL_FIRST_CONTEXT_TOKENS)
+    )
+    whole = flops_per_token(model, length, Convention.CAUSAL)
+    slower = whole / flops_per_token(model, USUAL_FIRST_CONTEXT_TOKENS, Convention.CAUSAL)
+    more = f"{attention / usual:.3g} x the attention per token of 8,192 tokens" if usual else "no attention"
+    yield Risk(
+        "long context from step one",
+        "attention is paid for at every token although long range needs few tokens to learn: extend the context at the end",
+        f"{100 * attention / whole:.0f} % of the compute is attention; {more}, {slower:.2f} x the compute",
+    )
 
 
 def no_clipping(facts: PlanFacts) -> Iterator[Risk]:
@@ -70,75 +107,85 @@ def no_clipping(facts: PlanFacts) -> Iterator[Risk]:
         yield Risk("no gradient clipping", "one freak batch moves the weights at full size", "clip_norm is 0")
 
 
+def unguarded_logits(facts: PlanFacts) -> Iterator[Risk]:
+    """Neither QK-norm nor z-loss, on a model of a size at which spikes are usual."""
+    model = facts.spec.model
+    count = facts.parameters["total"].number()
+    if count >= LARGE_MODEL and not model.qk_norm and facts.spec.stability.z_loss == 0:
+        yield Risk(
+            "neither QK-norm nor z-loss",
+            "attention and output logits can grow without bound: a known cause of loss spikes in long runs",
+            f"{format_count(count)} parameters; qk_norm = false, z_loss = 0",
+        )
+
+
 def many_passes(facts: PlanFacts) -> Iterator[Risk]:
+    """Of built sources by what the stream takes, of a draft's by what the recipe says there is."""
+    for name, passes, cap in _passes(facts):
+        if cap is not None and passes > cap * 1.001:
+            yield Risk(
+                f"source {name} is read beyond its cap",
+                "the run stops where the cap is reached, or breaks what was promised for this source",
+                f"{passes:.1f} passes, cap {cap:g}",
+            )
+        elif passes > MOST_PASSES:
+            yield Risk(
+                f"source {name} is repeated",
+                "beyond about four passes repeated text is worth clearly less than new text",
+                f"{passes:.1f} passes",
+            )
+
+
+def _passes(facts: PlanFacts) -> Iterator[tuple[str, float, float | None]]:
     if facts.spec.is_draft:
+        yield from ((e.source, e.passes, e.cap_epochs) for e in exposures(facts) if e.passes is not None)
         return
     from headway.data.stream import source_coverage
 
-    for entry in source_coverage(facts.spec):
-        if entry.epochs > MOST_PASSES:
-            yield Risk(
-                f"source {entry.source} is repeated",
-                "beyond about four passes repeated text is worth clearly less than new text",
-                f"{entry.epochs:.1f} passes",
-            )
+    caps = {source.name: source.cap_epochs for source in facts.spec.sources}
+    yield from ((entry.source, entry.epochs, caps[entry.source]) for entry in source_coverage(facts.spec))
 
 
-def rare_checkpoints(facts: PlanFacts) -> Iterator[Risk]:
-    """Only where failures are stated and the rate is known."""
-    failures, rate = facts.deployment.failures, facts.tokens_per_second
-    if failures.every is None or rate.value is None:
+def beyond_the_window(facts: PlanFacts) -> Iterator[Risk]:
+    """Every layer sees a window only: what lies further back arrives through layers, or not at all."""
+    model = facts.spec.model
+    if model.window is None or any(not model.is_windowed(layer) for layer in range(model.layers)):
         return
-    interval = facts.deployment.checkpoints.every_steps * facts.step_seconds.number()
-    useful = facts.tokens.number() / rate.number()
-    wall = wall_seconds_daly(useful, Interruptions(failures.every, failures.restart, interval, facts.save_seconds.number()))
-    lost = 1.0 if wall is None else 1 - useful / wall
-    if lost > MOST_LOST_SHARE:
+    longest = max(stage.sequence_length for stage in facts.spec.stages)
+    if longest > model.window:
         yield Risk(
-            "checkpoints are far apart for this failure rate",
-            f"{100 * lost:.0f} % of the wall time is lost" if wall else "the run practically never ends",
-            f"every {format_seconds(interval)}; least is lost at {facts.best_interval.shown()}",
+            "sequences are longer than the window",
+            "no layer sees further back than its window: what lies beyond is passed on from layer to layer, and fades",
+            f"{longest:,} tokens, window {model.window:,}, at most {model.window * model.layers:,} through all layers",
         )
 
 
-def memory_too_small(facts: PlanFacts) -> Iterator[Risk]:
-    memory = facts.deployment.accelerator.memory
-    if memory is None:
-        return
-    from headway.plan.outlook import memory_section
-
-    for quantity in memory_section(facts).quantities:
-        if quantity.name in ("memory_bytes", "state_bytes_per_process") and quantity.number() > memory:
-            yield Risk(
-                "memory", "the process runs out of memory in its first step", f"{quantity.shown()} of {memory / 2**30:.3g} GiB"
-            )
-
-
-def impossible_utilisation(facts: PlanFacts) -> Iterator[Risk]:
-    """A share of the peak above one is a wrong peak or a wrong measurement, never an achievement."""
-    peak = facts.deployment.accelerator.peak_flops
-    if peak is None or not facts.calibration:
-        return
-    flops = facts.total_flops(Convention.CAUSAL).number() / facts.tokens.number()
-    mfu = facts.tokens_per_second.number() * flops / (peak * facts.deployment.world)
-    if mfu > 1:
+def shorter_than_asked(facts: PlanFacts) -> Iterator[Risk]:
+    asked, longest = facts.spec.objective.get("context"), max(stage.sequence_length for stage in facts.spec.stages)
+    if isinstance(asked, int) and asked > longest:
         yield Risk(
-            "more than the peak", "the stated peak or the measurement is wrong: do not trust either", f"MFU {100 * mfu:.0f} %"
+            "no stage is as long as the context that users need",
+            "the model meets positions that it never saw: quality falls off beyond the longest stage",
+            f"{longest:,} tokens trained, {asked:,} asked",
         )
 
 
-RULES: tuple[Callable[[PlanFacts], Iterator[Risk]], ...] = (
+RECIPE_RULES: tuple[Callable[[PlanFacts], Iterator[Risk]], ...] = (
     no_warmup,
     slow_second_moment,
     no_decay,
+    decays_twice,
+    trains_at_zero,
     long_context_first,
     no_clipping,
+    unguarded_logits,
     many_passes,
-    rare_checkpoints,
-    memory_too_small,
-    impossible_utilisation,
-    not_acted_upon,
+    beyond_the_window,
+    shorter_than_asked,
+    outside_bands,
 )
+
+RULES = (*RECIPE_RULES, *DEVICE_RULES, not_acted_upon)
 
 
 def find_risks(facts: PlanFacts) -> list[Risk]:

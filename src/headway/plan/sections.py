@@ -1,100 +1,86 @@
-"""The sections of a plan, in the order in which a reader asks: what, how large, in what steps; ``outlook`` has the rest."""
+"""The chapters of a plan and the sections in them, in the order in which a reader asks."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from headway.base.units import format_count
-from headway.formulas.flops import Convention, convert_mfu, flops_quantity
-from headway.formulas.quantity import Input, Quantity
+from headway.formulas.quantity import Quantity
+from headway.plan.compute_section import compute_section, parameters_section, rates_section, time_section
 from headway.plan.declared import declared_section
 from headway.plan.facts import PlanFacts
-from headway.plan.outlook import checkpoints_section, data_section, memory_section, time_section
+from headway.plan.failure.section import failures_section
+from headway.plan.final_sections import deliverable_section, final_section
+from headway.plan.laws.capacity import capacity_section
+from headway.plan.laws.context import context_section
+from headway.plan.laws.hyperparameters import hyperparameters_section
+from headway.plan.layout.section import layout_section
+from headway.plan.memory.rank_memory import rank_memory_section
+from headway.plan.monitoring import monitoring_section
+from headway.plan.on_demand import search_section, sheet_section, simulated_section
+from headway.plan.outlook import checkpoints_section, data_section, memory_section
 from headway.plan.plan import Cell, Column, Section, Table
-from headway.recipe.schedules import Schedule
+from headway.plan.published.napkin import napkin_section
+from headway.plan.published.section import published_section
+from headway.plan.ramp import SHARES, ramp_table, schedule_table, step_at_tokens, warmup_quantities
+from headway.plan.show.families import folded, stage_names
+from headway.plan.worksheet.costs import worksheet_section
+from headway.recipe.spec import Spec
 
-SHARES = (0.0, 0.01, 0.1, 0.5, 0.9, 1.0)
-"""Where the schedule table looks: shares of the run's tokens."""
+__all__ = ["CHAPTERS", "SECTIONS", "SHARES", "build_sections", "step_at_tokens"]
 
-
-PARTS = ("embedding", "attention", "ffn", "gains", "head")
+MANY = 3  # values that a line still lists
+Builder = Callable[[PlanFacts], Section | None]
 
 
 def inputs_section(facts: PlanFacts) -> Section:
     """What was chosen; everything else follows."""
-    spec, deployment = facts.spec, facts.deployment
-    model = spec.model
+    spec, model = facts.spec, facts.spec.model
     shape = f"{model.layers} layers, width {model.width}, {model.heads} heads / {model.kv_heads} kv, ffn {model.ffn_width}"
-    lengths = ", ".join(dict.fromkeys(f"{stage.sequence_length:,}" for stage in spec.stages))
-    device = deployment.accelerator
-    peak = f"{format_count(device.peak_flops, 'FLOP/s')} peak each" if device.peak_flops else "peak unknown"
+    if model.experts:
+        shape += f", {model.experts.experts} experts of {model.experts.width}, top {model.experts.top_k}"
+    lengths = _lengths(spec)
     data = "not built yet: a draft" if spec.is_draft else f"{format_count(sum(s.tokens for s in spec.sources), 'tokens')} built"
+    asked = sum(stage.tokens for stage in spec.stages)
     return Section(
         "Inputs",
         (
             Quantity("model", shape, "", "chosen", {}, "recipe: model"),
             Quantity("vocabulary", model.vocabulary, "", "chosen", {}, "recipe: tokenizer"),
-            Quantity("tokens_asked", sum(stage.tokens for stage in spec.stages), "tokens", "sum of stages", {}, "recipe: stages"),
+            Quantity("tokens_asked", asked, "tokens", "sum of stages", {s.name: s.tokens for s in spec.stages}, "recipe: stages"),
             Quantity("sequence_lengths", lengths, "tokens", "chosen", {}, "recipe: stages"),
             Quantity("sources", ", ".join(s.name for s in spec.sources) + f" ({data})", "", "chosen", {}, "recipe: data"),
-            Quantity("processes", deployment.world, "", "nodes x processes per node", {}, "deployment"),
-            Quantity("accelerator", f"{device.kind}, {peak}", "", "chosen", {}, "deployment: accelerator"),
+            *_devices(facts),
         ),
     )
 
 
-def parameters_section(facts: PlanFacts) -> Section:
-    parameters = facts.parameters
-    total = parameters["total"].number()
-    rows = tuple(
-        (part, int(parameters[part].number()), parameters[part].number() / total, parameters[part].formula) for part in PARTS
-    )
-    columns = (Column("component"), Column("parameters"), Column("share", "share"), Column("formula"))
-    return Section(
-        "Parameters",
-        (parameters["total"], parameters["non_embedding"], parameters["products"]),
-        (Table("Parameters by component", columns, rows),),
-    )
+def _lengths(spec: Spec) -> str:
+    lengths = list(dict.fromkeys(stage.sequence_length for stage in spec.stages))
+    if len(lengths) <= MANY:
+        return ", ".join(f"{length:,}" for length in lengths)
+    return f"{lengths[0]:,} to {max(lengths):,} ({len(lengths)} lengths)"
 
 
-def compute_section(facts: PlanFacts) -> Section:
-    first = facts.spec.stages[0].sequence_length
-    per_token = [flops_quantity(facts.spec.model, first, convention) for convention in Convention]
-    totals = [facts.total_flops(convention) for convention in Convention]
-    ratio = facts.tokens.number() / facts.parameters["total"].number()
-    inputs: dict[str, Input] = {"tokens": facts.tokens, "parameters": facts.parameters["total"]}
-    quantities = [Quantity("tokens_per_parameter", ratio, "", "tokens / parameters", inputs, ""), *per_token, *totals]
-    if facts.assumed_flops_per_second.value is not None:
-        quantities.append(facts.assumed_flops_per_second)
-    quantities += [facts.tokens_per_second, *_utilisation(facts)]
-    return Section("Compute", tuple(quantities))
-
-
-def _utilisation(facts: PlanFacts) -> list[Quantity]:
-    """MFU of a measured rate, by convention; only where the peak is known."""
-    peak, rate = facts.deployment.accelerator.peak_flops, facts.tokens_per_second
-    if peak is None or not facts.calibration:
-        return []
-    made = []
-    per_token = facts.total_flops(Convention.CAUSAL).number() / facts.tokens.number()
-    causal = per_token * rate.number() / (peak * facts.deployment.world)
-    for convention in (Convention.CAUSAL, Convention.FULL):
-        flops = facts.total_flops(convention)
-        value = convert_mfu(causal, facts.spec.model, facts.mean_context, of=Convention.CAUSAL, to=convention)
-        inputs: dict[str, Input] = {
-            "rate": rate,
-            "flops": flops,
-            "tokens": facts.tokens,
-            "peak": peak,
-            "world": facts.deployment.world,
-        }
-        formula = f"rate x FLOP per token ({convention.value} attention) / (world x peak)"
-        made.append(Quantity(f"mfu_{convention.value}", value, "share", formula, inputs, "calibration"))
-    return made
+def _devices(facts: PlanFacts) -> tuple[Quantity, ...]:
+    """How many of what, with what of it is known."""
+    deployment, peak = facts.deployment, facts.peak_flops_per_second
+    device = deployment.accelerator
+    rate = f"{format_count(peak, 'FLOP/s')} dense peak each in {facts.spec.precision.compute}" if peak else "peak unknown"
+    source = facts.cluster.chip.source if facts.cluster else "deployment: accelerator"
+    inputs = {"nodes": deployment.nodes, "processes_per_node": deployment.processes_per_node}
+    made = [
+        Quantity("processes", deployment.world, "", "nodes x processes_per_node", inputs, "deployment"),
+        Quantity("accelerator", f"{device.kind}, {rate}", "", "chosen", {}, source),
+    ]
+    if facts.cluster:
+        memory = facts.cluster.chip.memory_bytes
+        made.append(Quantity("device_memory_bytes", memory, "bytes", "as frameworks see it", {}, facts.cluster.chip.source))
+    return tuple(made)
 
 
 def batch_section(facts: PlanFacts) -> Section:
-    columns = ("stage", "sequence", "batch (sequences)", "batch (tokens)", "from token", "steps", "tokens")
     rows: list[tuple[Cell, ...]] = []
     overshoot: list[tuple[Cell, ...]] = []
     for index, stage in enumerate(facts.spec.stages):
@@ -105,27 +91,24 @@ def batch_section(facts: PlanFacts) -> Section:
             rows.append((stage.name, T, size, size * T, phase.first_sequence * T, count // size, count * T))
         trained = stage.sequences * T
         overshoot.append((stage.name, stage.tokens, trained, trained - stage.tokens, facts.schedule.stage_steps(index)))
-    return Section(
-        "Batch and steps",
-        (facts.tokens, facts.steps),
-        (
-            Table("Batches", tuple(map(Column, columns)), tuple(rows)),
-            Table(
-                "Stages: whole batches up to the tokens asked",
-                tuple(map(Column, ("stage", "tokens asked", "tokens trained", "overshoot", "steps"))),
-                tuple(overshoot),
-            ),
+    columns = ("stage", "sequence", "batch (sequences)", "batch (tokens)", "from token", "steps", "tokens")
+    tables = [
+        Table("Batches", tuple(map(Column, columns)), tuple(rows)),
+        Table(
+            "Stages: whole batches up to the tokens asked",
+            tuple(map(Column, ("stage", "tokens asked", "tokens trained", "overshoot", "steps"))),
+            tuple(overshoot),
         ),
-    )
+    ]
+    ramped = any(len(stage.phases) > 1 for stage in facts.spec.stages)
+    return Section("Batch and steps", (facts.tokens, facts.steps), (*tables, *([ramp_table(facts)] if ramped else [])))
 
 
 def schedule_section(facts: PlanFacts) -> Section:
-    spec = facts.spec
-    optimizer = spec.optimizer
+    optimizer = facts.spec.optimizer
     memory = Quantity("moment_memory", 1 / (1 - optimizer.beta2), "steps", "1 / (1 - beta2)", {"beta2": optimizer.beta2}, "")
     words = f"AdamW, beta {optimizer.beta1:g} / {optimizer.beta2:g}, decay {optimizer.weight_decay:g}"
     clip = f"global norm {optimizer.clip_norm:g}" if optimizer.clip_norm else "none"
-    warmup = Quantity("warmup_tokens", spec.stages[0].rate.warmup_tokens, "tokens", "chosen", {}, "recipe: stages.0.rate")
     return Section(
         "Optimiser and schedule",
         (
@@ -133,53 +116,40 @@ def schedule_section(facts: PlanFacts) -> Section:
             Quantity("peak_rate", optimizer.peak_rate, "rate", "chosen", {}, "recipe: optimizer"),
             Quantity("clipping", clip, "", "chosen", {}, "recipe: optimizer"),
             memory,
-            warmup,
+            *warmup_quantities(facts),
         ),
         (schedule_table(facts),),
     )
 
 
-def schedule_table(facts: PlanFacts) -> Table:
-    """Rate, batch and step time at shares of the tokens: of the step that trains that token, exactly as it will run."""
-    schedule, rate = facts.schedule, facts.tokens_per_second
-    rows: list[tuple[Cell, ...]] = []
-    for share in SHARES:
-        step = step_at_tokens(schedule, share * schedule.total_tokens)
-        place = schedule.place(step)
-        stage = facts.spec.stages[place.stage]
-        batch = place.batch_sequences * stage.sequence_length
-        seconds = batch / rate.number() if rate.value is not None else None
-        rows.append((share, schedule.tokens_before(step), stage.name, step + 1, schedule.rate(step), batch, seconds))
-    columns = (
-        Column("of the tokens", "share"),
-        Column("tokens before"),
-        Column("stage"),
-        Column("step"),
-        Column("learning rate", "rate"),
-        Column("batch (tokens)"),
-        Column("step time", "seconds"),
-    )
-    return Table("Schedule", columns, tuple(rows))
-
-
-def step_at_tokens(schedule: Schedule, tokens: float) -> int:
-    """The step (from 0) that trains token ``tokens``; the last one at the end."""
-    low, high = 0, schedule.total_steps - 1
-    while low < high:
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if schedule.tokens_before(middle) <= tokens else (low, middle - 1)
-    return low
-
-
-SECTIONS: tuple[Callable[[PlanFacts], Section | None], ...] = (
-    inputs_section,
-    parameters_section,
-    compute_section,
-    batch_section,
-    schedule_section,
-    memory_section,
-    data_section,
-    checkpoints_section,
-    time_section,
-    declared_section,
+CHAPTERS: tuple[tuple[str, tuple[Builder, ...]], ...] = (
+    ("Inputs", (inputs_section,)),
+    ("Compute and time", (parameters_section, compute_section, rates_section, time_section, worksheet_section)),
+    ("Batch and steps", (batch_section,)),
+    ("Optimiser and schedule", (schedule_section, hyperparameters_section)),
+    ("Memory and layout", (layout_section, search_section, sheet_section, memory_section, rank_memory_section)),
+    ("Data", (data_section,)),
+    (
+        "Checkpoints, failures and monitoring",
+        (checkpoints_section, failures_section, simulated_section, monitoring_section, declared_section),
+    ),
+    ("Final phases", (final_section, context_section)),
+    ("Capacity and exposure", (capacity_section,)),
+    ("Deliverable", (deliverable_section,)),
+    ("Published", (napkin_section, published_section)),
 )
+"""Title of a chapter and its sections. ``published_section`` looks at all the others and comes last."""
+
+SECTIONS: tuple[Builder, ...] = tuple(build for _, builders in CHAPTERS for build in builders)
+
+
+def build_sections(facts: PlanFacts) -> tuple[Section, ...]:
+    """All that have something to say, each with the title of its chapter."""
+    built: list[Section] = []
+    stages = stage_names(facts.spec)
+    for chapter, builders in CHAPTERS:
+        for build in builders:
+            section = published_section(facts, built) if build is published_section else build(facts)
+            if section is not None:
+                built.append(replace(folded(section, stages), chapter=chapter))
+    return tuple(built)

@@ -16,16 +16,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from headway.formulas.chips import Chip
+from headway.formulas.recompute import Recompute
 from headway.recipe.spec import ModelSpec
-
-
-class Recompute(StrEnum):
-    """What is computed again in the backward pass instead of being kept."""
-
-    NONE = "none"
-    SELECTIVE = "selective"  # scores and softmax of attention (arXiv 2205.05198); nothing where the kernel does so anyway
-    OPS = "ops"  # all but every second matrix product and attention: torch's selective activation checkpointing
-    FULL = "full"  # only the input of a block is kept
 
 
 class Pipeline(StrEnum):
@@ -37,14 +29,28 @@ class Pipeline(StrEnum):
     ZERO_BUBBLE = "zero-bubble"
 
 
+class Loss(StrEnum):
+    """How logits become a loss. What each holds per logit stands in ``memory_activations.LOGIT_BYTES``."""
+
+    EAGER = "eager"  # torch as it stands: a fp32 copy, its log-softmax and its gradient beside the logits
+    IN_PLACE = "in-place"  # one fp32 copy that is worked on in place, and its gradient (Megatron)
+    COMPILED = "compiled"  # one pass: logits and their gradient in the products' type
+
+
 @dataclass(frozen=True, kw_only=True)
 class Implementation:
-    """What the kernels do. The defaults are today's; what published runs of 2020 to 2022 used is ``UNFUSED``."""
+    """What the kernels do. The defaults are today's; runs of 2020 to 2022 had neither flash attention nor overlap."""
 
     flash: bool = True  # scores never reach memory
+    flash_generation: int = 2  # FlashAttention 1, 2 or 3
     fused: bool = True  # chains of elementwise operations are compiled into one pass
     dropout: bool = False  # masks are kept, one byte per element
     chunked_loss: bool = False  # logits of a few thousand tokens at a time
+    loss: Loss = Loss.IN_PLACE
+    keeps_logits: bool = False  # a pipeline's last stage keeps all micro-batches' and joins them (torch until 2025)
+    overlap: bool = True  # gradients are reduced and weights gathered while blocks compute
+    overlap_ep: bool = False  # exchanges with experts run beside another micro-batch's computation (DualPipe)
+    overlap_tp: bool = False  # tensor-parallel collectives are cut up and hidden behind the products beside them
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,8 +1,9 @@
 """Rules across fields: what no single field can know. Each check yields (key path, problem); none needs the others.
 
-    one section        heads and kv_heads, vocabulary and dtype, names that repeat
+    one section        names that repeat, vocabulary and dtype; the model's own rules are in ``model_checks.py``
     one stage          batch or ramp, warm-up inside the stage, a rate curve that can be computed
-    stages and data    mixtures name sources that exist
+    stages and data    mixtures name sources that exist, and take no more of them than there is
+    model and stages   windows and learned positions against the sequences
 
 They run on whatever sections could be read, so that a typing error in one does not hide a contradiction in another.
 """
@@ -11,18 +12,24 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from headway.base.errors import Problem
+from headway.base.units import format_count
+from headway.recipe.findings import Finding as Finding
+from headway.recipe.findings import divisors as divisors
+from headway.recipe.findings import found
 from headway.recipe.lines import KeyPath
+from headway.recipe.model_checks import check_context, check_model
 
 if TYPE_CHECKING:
-    from headway.recipe.schema import Data, Model, Objective, Optimizer, Recipe, Stage, Tokenizer
+    from headway.recipe.schema import Data, Objective, Optimizer, Recipe, Stage, Tokenizer
 
-Finding = tuple[KeyPath, Problem]
 LARGEST_UINT16_VOCABULARY = 2**16
 SMALLEST_CLIP_NORM = 1e-12
+ROUNDING = 1e-9
+"""Shares of a mixture are floats: a source that is taken exactly as often as allowed is not refused."""
 
 
 def check_objective(objective: Objective) -> Iterator[Finding]:
@@ -33,37 +40,6 @@ def check_objective(objective: Objective) -> Iterator[Finding]:
             Problem(f"the weights of the capabilities sum to {total:g}", "weights are shares of one", "make them sum to 1"),
         )
     yield from _repeated(("objective", "capabilities"), dict(enumerate(c.name for c in objective.capabilities)), "capabilities")
-
-
-def check_model(model: Model) -> Iterator[Finding]:
-    kv_heads = model.kv_heads or model.heads
-    if model.heads % kv_heads:
-        yield (
-            ("model", "kv_heads"),
-            Problem(
-                f"{model.heads} query heads cannot share {kv_heads} key and value heads",
-                "heads must be a multiple of kv_heads",
-                f"choose kv_heads among {', '.join(map(str, divisors(model.heads)))}",
-            ),
-        )
-    if model.head_width is None and model.width % model.heads:
-        yield (
-            ("model", "heads"),
-            Problem(
-                f"a width of {model.width} does not divide into {model.heads} heads",
-                "without head_width, width must be a multiple of heads",
-                "change width or heads, or give head_width",
-            ),
-        )
-    elif (model.head_width or model.width // model.heads) % 2:
-        where = "heads" if model.head_width is None else "head_width"
-        width = model.head_width or model.width // model.heads
-        yield (
-            ("model", where),
-            Problem(
-                f"a head is {width} wide", "RoPE turns pairs of values: heads have an even width", "choose an even head_width"
-            ),
-        )
 
 
 def check_optimizer(optimizer: Optimizer) -> Iterator[Finding]:
@@ -211,6 +187,31 @@ def check_mixture(index: int, stage: Stage, source_names: Sequence[str]) -> Iter
             )
 
 
+def check_inventory(data: Data, stages: Mapping[int, Stage]) -> Iterator[Finding]:
+    """What the stages take of each source against what is declared to exist, times the passes that are allowed."""
+    for index, source in enumerate(data.sources):
+        if source.inventory is None or source.cap_epochs is None:
+            continue
+        shares = {place: _share(stage, source.name) for place, stage in stages.items()}
+        taken = sum(stages[place].tokens * share for place, share in shares.items())
+        allowed = source.inventory * source.cap_epochs
+        if taken > allowed * (1 + ROUNDING):
+            largest = max(shares, key=lambda place: stages[place].tokens * shares[place])
+            yield found(
+                ("data", "sources", index, "inventory"),
+                f"tokens above data x caps: the stages take {format_count(taken)} of source {source.name!r}, "
+                f"which has {format_count(source.inventory)}: {taken / source.inventory:.3g} passes",
+                f"cap_epochs allows {source.cap_epochs:g} passes, {format_count(allowed)} tokens",
+                f"{allowed / taken:.3g} of its weight would fit, or as much of the stages' tokens; most goes to stage "
+                f"{stages[largest].name!r}. Or raise cap_epochs to {taken / source.inventory:.3g}",
+            )
+
+
+def _share(stage: Stage, source: str) -> float:
+    total = sum(stage.mixture.values())
+    return stage.mixture.get(source, 0.0) / total if total > 0 else 0.0
+
+
 def check_vocabulary(tokenizer: Tokenizer, data: Data) -> Iterator[Finding]:
     if data.dtype == "uint16" and tokenizer.vocabulary > LARGEST_UINT16_VOCABULARY:
         yield (
@@ -221,11 +222,6 @@ def check_vocabulary(tokenizer: Tokenizer, data: Data) -> Iterator[Finding]:
                 'write dtype = "auto", or "uint32"',
             ),
         )
-
-
-def divisors(number: int) -> list[int]:
-    small = [d for d in range(1, math.isqrt(number) + 1) if number % d == 0]
-    return sorted({*small, *(number // d for d in small)})
 
 
 def nearest_hint(word: str, known: Sequence[str]) -> str:
@@ -259,6 +255,10 @@ def run_checks(part: Callable[[str], Any], stages: dict[int, Any], source_names:
     for index, stage in stages.items():
         findings += check_stage(index, stage)
         findings += check_mixture(index, stage, source_names)
+    if part("model") is not None:
+        findings += check_context(part("model"), stages)
+    if data is not None:
+        findings += check_inventory(data, stages)
     findings += _repeated(("stages",), {index: stage.name for index, stage in stages.items()}, "stages")
     return findings
 

@@ -14,11 +14,13 @@ from pydantic import AfterValidator, Field
 from pydantic_core import PydanticCustomError
 
 from headway.base import units
+from headway.recipe.chips import Chip, known_chip
 from headway.recipe.fields import (
     Bytes,
     BytesPerSecond,
     FlopsPerSecond,
     Listed,
+    Name,
     Seconds,
     Section,
     Share,
@@ -30,29 +32,89 @@ from headway.recipe.schema import said
 
 
 class Accelerator(Section):
-    """One device. Unknown figures stay unknown: no other chip's peak is ever borrowed."""
+    """One device. A chip of the table brings its peak, memory and links. Figures that are not known stay unknown."""
 
-    kind: str = said("name of the device, as people know it", "cpu")
-    peak_flops: FlopsPerSecond | None = said("dense peak in the recipe's precision, FLOP/s, such as 989T; None: unknown", None)
-    memory: Bytes | None = said("memory per device; None: unknown", None)
+    kind: str = said("a chip of the table such as H100-SXM, cpu, or another device's name with its peak", "cpu")
+    peak_flops: FlopsPerSecond | None = said(
+        "dense peak in the recipe's precision, FLOP/s, such as 989T; None: the chip's, else unknown", None
+    )
+    memory: Bytes | None = said("memory per device; None: the chip's, else unknown", None)
     utilisation: Share | None = said("share of the peak to assume for a plan without a measurement; None: measure", None)
+    utilisation_convention: Literal["6N", "causal", "full"] = said("FLOPs that this share counts", "6N")
+    domain: Whole | None = said("devices that the fast links join; None: the chip's, at most a machine's", None)
+    network: BytesPerSecond | None = said("bytes/s of one device to other domains, one way; None: the chip's usual", None)
+
+
+class Power(Section):
+    """What a device hour takes from the grid."""
+
+    watts: Annotated[float, Field(gt=0)] | None = said(
+        "per device, its share of host, fans and network included; None: 1.2 to 1.9 times the chip's", None
+    )
+    pue: Annotated[float, Field(ge=1, le=5)] | None = said(
+        "power of the building over that of the machines; None: 1.05 to 1.56", None
+    )
+    carbon_per_kwh: Annotated[float, Field(ge=0, le=5)] | None = said("kg of CO2 per kWh of the grid; None: unknown", None)
+    carbon_source: str = said("where that figure comes from: grid, year, method", "")
+    price_per_kwh: Annotated[float, Field(ge=0)] | None = said(
+        "price of electricity, in the currency; None: unknown, or part of the hour's price", None
+    )
+
+
+FaultName = Literal["process", "node", "network", "domain", "silent", "stop"]
+"""What simulated runs meet: the classes of ``plan.faults``, and its kind ``stop`` for all of them that end the job at once."""
+STOPPING: frozenset[str] = frozenset({"process", "node", "network", "domain"})
+ALL_FAULTS = STOPPING | {"silent"}
+
+
+class Pause(Section):
+    """A planned pause, for plans: the job saves, stands still and restarts. Pauses that fall together are one."""
+
+    what: Name = said("what is done in it, such as firmware")
+    every: Annotated[Seconds, Field(gt=0)] = said("calendar time from one to the next, duration")
+    length: Annotated[Seconds, Field(gt=0)] = said("how long the job stands still, shorter than every, duration")
+
+
+class Elastic(Section):
+    """A job that goes on with the nodes that are left while the broken ones are repaired, for plans. Needs failures.repair."""
+
+    reconfigure: Seconds = said("time to shrink, and again to grow, in place of a restart, duration shorter than the repair")
+    pace: Annotated[float, Field(gt=0, lt=1)] | None = said(
+        "share of the pace with one node missing, two cost twice that; None: as many nodes as are left, 1 - 1 / nodes", None
+    )
 
 
 class Failures(Section):
-    """How often the whole job is interrupted, and what that costs."""
+    """How often the job is interrupted, and what that costs. ``every`` or ``per_device``, not both."""
 
     every: Seconds | None = said("mean time between interruptions of the whole job, duration; None: unknown", None)
+    per_device: Annotated[Seconds, Field(gt=0)] | None = said(
+        "mean time between interruptions that one device causes, in device hours such as 50700h; None: see every", None
+    )
     restart: Seconds = said("time from an interruption to the next step, duration", 60.0)
+    detection: Seconds = said("time until an interruption is noticed, duration; 0: part of restart", 0.0)
+    spares: WholeOrZero = said("devices that stand by", 0)
+    repair: Annotated[Seconds, Field(gt=0)] | None = said("time until a failed device is back, duration; None: unknown", None)
+    correlated: Share = said("share of interruptions that take a whole domain", 0.0)
+    pauses: Listed[Pause] = said("planned pauses, for plans; empty: none", ())
+    elastic: Elastic | None = said("going on with fewer nodes, for plans; None: the job waits for the repair", None)
+
+    def between(self, devices: int) -> float | None:
+        """Seconds between interruptions of a job on so many devices; None: unknown."""
+        return self.per_device / devices if self.per_device is not None else self.every
 
 
 class Storage(Section):
     """Where checkpoints go."""
 
     write_speed: BytesPerSecond | None = said("bytes per second that a save can write, over all processes; None: measure", None)
+    read_speed: BytesPerSecond | None = said("bytes per second that a restore can read, over all; None: as write_speed", None)
+    price_per_tb_month: Annotated[float, Field(ge=0)] | None = said("price of 10^12 bytes for 30 days; None: unknown", None)
+    capacity: Bytes | None = said("bytes that checkpoints may take; None: unknown", None)
 
 
 class Layout(Section):
-    """Sizes of the mesh axes. Their product is the number of processes."""
+    """Sizes of the mesh axes, whose product is the number of processes, and how a step is carried out on them."""
 
     pp: Whole = said("pipeline stages", 1)
     dp_replicate: Whole = said("replicas that hold everything", 1)
@@ -60,18 +122,77 @@ class Layout(Section):
     cp: Whole = said("parts of a sequence", 1)
     tp: Whole = said("parts of a matrix", 1)
     ep: Whole = said("groups of experts; laid over dp_shard x cp, not counted in the product", 1)
+    virtual: Whole = said("pieces of the model per pipeline stage", 1)
+    pipeline: Literal["gpipe", "1f1b", "interleaved", "zero-bubble"] = said("order of micro-batches through the stages", "1f1b")
+    micro_batch: Whole = said("sequences of one forward pass of a replica, in plans", 1)
+    zero: Annotated[int, Field(ge=0, le=3)] = said(
+        "shared over dp_shard: 1 moments, 2 gradients too, 3 weights too; 0: nothing", 3
+    )
+    recompute: Literal["none", "selective", "light", "ops", "full"] = said(
+        "what the backward pass computes again instead of keeping it", "none"
+    )
+    sequence_parallel: bool = said("norms and the residual stream are split over tp too", True)
+    offload: bool = said("moments and master weights lie in host memory", False)
 
     @property
     def world(self) -> int:
         return math.prod((self.pp, self.dp_replicate, self.dp_shard, self.cp, self.tp))
 
 
+class State(Section):
+    """Bytes per parameter while training, for plans. The default is mixed precision with fp32 gradients and master weights."""
+
+    weight_bytes: Annotated[int, Field(ge=1, le=8)] = said("of the weights that products read", 2)
+    gradient_bytes: Annotated[int, Field(ge=0, le=8)] = said("of gradients", 4)
+    optimizer_bytes: Annotated[int, Field(ge=0, le=24)] = said("of master weights and moments", 12)
+
+
+class Implementation(Section):
+    """What the kernels do, for plans. Published runs of 2020 to 2022 had the first two false and dropout true."""
+
+    flash: bool = said("attention scores never reach memory", True)
+    flash_generation: Literal[1, 2, 3] = said("which FlashAttention; 3 is for Hopper", 2)
+    fused: bool = said("chains of elementwise operations are one pass", True)
+    dropout: bool = said("masks are kept, a byte per element", False)
+    chunked_loss: bool = said("logits of a few thousand tokens at a time", False)
+    loss: Literal["eager", "in-place", "compiled"] = said("how logits become a loss: two fp32 copies, one, or none", "in-place")
+    keeps_logits: bool = said("a pipeline's last stage keeps all micro-batches' logits", False)
+    overlap: bool = said("gradients are reduced and weights gathered while blocks compute", True)
+    overlap_ep: bool = said("exchanges with experts run beside another micro-batch's computation, as in DualPipe", False)
+    overlap_tp: bool = said("tensor-parallel collectives are cut up and hidden behind the products beside them", False)
+
+
+class CheckpointTier(Section):
+    """A faster place for checkpoints in front of the storage, for plans: memory of the hosts, local disks. Fastest first."""
+
+    name: Name = said("what people call it, such as host memory")
+    every: Annotated[Seconds, Field(gt=0)] = said("training time between two checkpoints in it, duration")
+    cost: Seconds = said("time that one blocks training, shorter than every, duration")
+    restore: Seconds = said("time to read one after an interruption, besides failures.restart, duration")
+    survives: Listed[FaultName] = said(
+        "faults after which it can still be read: process, node, network, domain (they end the job; all four: stop), silent"
+    )
+    keep: Whole = said("newest checkpoints that stay in it", 1)
+
+    @property
+    def outlives(self) -> frozenset[str]:
+        """Classes of faults by name."""
+        return (frozenset(self.survives) & ALL_FAULTS) | (STOPPING if "stop" in self.survives else frozenset())
+
+
 class CheckpointPolicy(Section):
-    """When checkpoints are written and which are kept."""
+    """When checkpoints are written and which are kept: on the storage, which survives every fault."""
 
     every_steps: Whole = said("steps between two checkpoints; the last step always has one", 100)
+    every: Annotated[Seconds, Field(gt=0)] | None = said(
+        "time between two checkpoints instead, duration, for plans: the trainer counts steps; None: every_steps", None
+    )
     keep_last: Whole = said("newest verified checkpoints that are kept", 2)
     permanent_every: WholeOrZero = said("every n-th checkpoint is kept for good; 0: none", 0)
+    bytes_per_parameter: Annotated[int, Field(ge=2, le=32)] = said(
+        "for plans: this engine writes 12, fp32 weights and two moments; published plans often count 16", 12
+    )
+    tiers: Listed[CheckpointTier] = said("faster places in front of the storage, for plans; empty: none", ())
 
 
 class LogPolicy(Section):
@@ -116,9 +237,12 @@ class Deployment(Section):
     micro_batch: Tokens | None = said("tokens per process in one forward pass; None: 8,192. Only splits the batch", None)
     price_per_hour: Annotated[float, Field(ge=0)] | None = said("price of one device hour; None: unknown", None)
     currency: str = said("currency of the price", "USD")
+    power: Power = said("what it takes from the grid", Power())
     failures: Failures = said("interruptions", Failures())
     storage: Storage = said("where checkpoints go", Storage())
     layouts: dict[str, Layout] = said("stage -> mesh; 'default' for the others", {})
+    state: State = said("bytes per parameter, for plans", State())
+    implementation: Implementation = said("what the kernels do, for plans", Implementation())
     checkpoints: CheckpointPolicy = said("when checkpoints are written and kept", CheckpointPolicy())
     log: LogPolicy = said("what is shown", LogPolicy())
     state_digest_every: WholeOrZero = said("steps between two digests of the whole state in the records; 0: none", 0)
@@ -129,6 +253,26 @@ class Deployment(Section):
     @property
     def world(self) -> int:
         return self.nodes * self.processes_per_node
+
+    @property
+    def chip(self) -> Chip | None:
+        """The chip of the table; None for cpu and devices that it does not hold."""
+        return known_chip(self.accelerator.kind)
+
+    @property
+    def domain(self) -> int:
+        """Devices that share fast links: as stated, or the chip's, where machines are not smaller than that."""
+        chip, machine = self.chip, self.processes_per_node
+        if self.accelerator.domain is not None:
+            return self.accelerator.domain
+        if chip is None or chip.domain == 1:
+            return machine
+        return min(chip.domain, machine) if chip.domain <= LARGEST_MACHINE else chip.domain
+
+    @property
+    def between_failures(self) -> float | None:
+        """Mean seconds between interruptions of the whole job; None: unknown."""
+        return self.failures.between(self.world)
 
     def layout(self, stage: str) -> Layout:
         """The mesh of training stage ``stage``."""
@@ -155,3 +299,6 @@ class Deployment(Section):
 
 DEFAULT_MICRO_BATCH_TOKENS = 8192
 """Tokens of one forward pass where the deployment says nothing: enough to fill two cores, small enough for a laptop."""
+
+LARGEST_MACHINE = 16
+"""Devices. A chip's domain up to this size is a machine: smaller machines have smaller domains. Larger ones are racks, slices."""

@@ -15,20 +15,32 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from headway.base.digests import digest_json
-from headway.recipe.spec import Spec
+from headway.recipe.spec import ADDED_TO_MODEL, Spec
 
 if TYPE_CHECKING:
     from headway.recipe.schema import Recipe
 
 SECTIONS = ("objective", "tokenizer", "model", "optimizer", "stability", "precision", "evaluation", "interventions")
+ADDED_TO_SOURCES = ("inventory",)
 
 
 def recipe_content(recipe: Recipe) -> dict[str, Any]:
-    """The recipe as plain data, every default filled in, without the paths of sources."""
+    """The recipe as plain data, every default filled in, without the paths of sources.
+
+    Fields that came later are left out at their default, so that digests of earlier recipes stay.
+    """
     content = recipe.model_dump(mode="json", by_alias=True)
-    for source in content["data"]["sources"]:
-        del source["path"]
+    _drop_defaults(content["model"], recipe.model, ADDED_TO_MODEL)
+    for source, plain in zip(recipe.data.sources, content["data"]["sources"], strict=True):
+        del plain["path"]
+        _drop_defaults(plain, source, ADDED_TO_SOURCES)
     return content
+
+
+def _drop_defaults(plain: dict[str, Any], section: Any, names: tuple[str, ...]) -> None:
+    for name in names:
+        if getattr(section, name) == type(section).model_fields[name].default:
+            del plain[name]
 
 
 def recipe_digest(recipe: Recipe) -> str:

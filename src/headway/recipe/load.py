@@ -182,9 +182,10 @@ def preset_directory() -> Path:
     return installed if installed.is_dir() else package.parents[1] / "recipes"
 
 
-def preset_names() -> list[str]:
-    """Names of the shipped recipes."""
-    return sorted(p.stem for p in preset_directory().glob("*.toml") if not p.name.endswith(".deployment.toml"))
+def preset_names(kind: str = "recipe") -> list[str]:
+    """Names of the shipped recipes; ``kind="schedule"``: of what is published without a model."""
+    files = [p for p in preset_directory().glob("*.toml") if not p.name.endswith((".deployment.toml", ".published.toml"))]
+    return sorted(p.stem for p in files if f'kind = "{kind}"' in p.read_text("utf-8").splitlines())
 
 
 def name_in_commands(path: str) -> str:
@@ -204,12 +205,17 @@ def find_deployment(path_or_preset: str | Path) -> Path:
 
 def _find(given: str | Path, suffix: str, kind: str) -> Path:
     path = Path(given)
-    if path.suffix or len(path.parts) > 1 or path.is_absolute() or str(given) in ("", ".", ".."):
+    if len(path.parts) > 1 or path.is_absolute() or str(given) in ("", ".", ".."):
         return path
     shipped = preset_directory() / f"{given}{suffix}"
-    if shipped.is_file():
+    if shipped.is_file():  # asked before the suffix: a preset's name may hold a dot
         return shipped
-    names = preset_names() if kind == "recipe" else [p.name.removesuffix(suffix) for p in preset_directory().glob(f"*{suffix}")]
+    if path.suffix:
+        return path
+    if kind == "recipe":
+        names = preset_names() + preset_names("schedule")
+    else:
+        names = [p.name.removesuffix(suffix) for p in preset_directory().glob(f"*{suffix}")]
     raise ConfigError(
         f"there is no preset named {str(given)!r}",
         f"presets are {', '.join(sorted(names)) or '(none found)'}; a file is named with its suffix or its directory",

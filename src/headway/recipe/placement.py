@@ -1,26 +1,57 @@
 """Whether a deployment fits itself (every layout's product is the number of processes, the engine can run it), and a recipe.
 
-A stage takes the layout of its name, else "default", else one process. Which stages fall back is known only where recipe and
-deployment meet: ``check_stages``.
+A stage takes the layout of its name, else "default", else one process. What is known only where recipe and deployment meet:
+which stages fall back (``check_stages``), and which of a chip's peaks counts (``settle``).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from headway.base.errors import ConfigError, Problem
-from headway.recipe.checks import Finding, nearest_hint
+from headway.base.units import format_bytes
+from headway.recipe.checks import Finding, divisors, nearest_hint
+from headway.recipe.chips import check_peak, find_chip
+from headway.recipe.failure_checks import check_survival
 
 if TYPE_CHECKING:
+    from pydantic import BaseModel
+
     from headway.recipe.deployment import Deployment, Layout
 
+PLANNED_FIELDS = {"checkpoints": ("every", "bytes_per_parameter", "tiers"), "failures": ("pauses", "elastic")}
+"""Of sections whose other fields are acted upon, or only say what is the case."""
 AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
 LARGEST_RUNNABLE_WORLD = 1
+MEMORY_TOLERANCE = 1.08
+"""Sizes are written in GB and GiB; nothing that is sold differs from its neighbour by less."""
 
 
 def check_deployment(deployment: Deployment, *, runnable: bool = True) -> Iterator[Finding]:
     """Problems of a deployment; ``runnable``: also those that only matter when something is to be started."""
+    yield from _check_layouts(deployment, runnable)
+    yield from _check_accelerator(deployment)
+    yield from _check_alternatives(deployment)
+    yield from check_survival(deployment)
+    if not runnable:
+        return
+    if deployment.world > LARGEST_RUNNABLE_WORLD:
+        yield (
+            ("processes_per_node",) if deployment.processes_per_node > 1 else ("nodes",),
+            Problem(
+                f"the deployment has {deployment.world} processes",
+                f"this version of the engine runs {LARGEST_RUNNABLE_WORLD} process; larger deployments can be planned",
+                "use nodes = 1 and processes_per_node = 1",
+            ),
+        )
+    yield from _check_planned_only(deployment)
+
+
+def _check_layouts(deployment: Deployment, runnable: bool) -> Iterator[Finding]:
+    """Without any, a plan on known chips looks for the best ones itself."""
+    if not deployment.layouts and not runnable and deployment.chip is not None:
+        return
     names = list(deployment.layouts) if deployment.layouts else ["default"]
     for name in names:
         layout = deployment.layout(name)
@@ -33,15 +64,89 @@ def check_deployment(deployment: Deployment, *, runnable: bool = True) -> Iterat
                     "change the layout, nodes or processes_per_node",
                 ),
             )
-    if runnable and deployment.world > LARGEST_RUNNABLE_WORLD:
+
+
+def _check_accelerator(deployment: Deployment) -> Iterator[Finding]:
+    """A name that can be one chip only, a memory that this chip has, fast links that divide the devices."""
+    accelerator, at = deployment.accelerator, "accelerator"
+    try:
+        chip = deployment.chip  # refuses names that several chips go by
+        if chip is None and deployment.world > 1 and accelerator.peak_flops is None and accelerator.kind != "cpu":
+            find_chip(accelerator.kind)
+    except ConfigError as error:
+        yield from (((at, "kind"), problem) for problem in error.problems)
+        return
+    if chip and accelerator.memory and accelerator.memory > chip.memory_bytes * MEMORY_TOLERANCE:
+        seen = f"{chip.name} is given {format_bytes(accelerator.memory)}"
+        rule = f"it has {format_bytes(chip.memory_bytes)}"
+        yield (at, "memory"), Problem(seen, rule, "leave memory out, or name the part that has it")
+    if (chip or accelerator.domain) and deployment.world > deployment.domain and deployment.world % deployment.domain:
+        fits = max(size for size in divisors(deployment.world) if size <= deployment.domain)
         yield (
-            ("processes_per_node",) if deployment.processes_per_node > 1 else ("nodes",),
+            (at, "domain" if accelerator.domain else "kind"),
             Problem(
-                f"the deployment has {deployment.world} processes",
-                f"this version of the engine runs {LARGEST_RUNNABLE_WORLD} process; larger deployments can be planned",
-                "use nodes = 1 and processes_per_node = 1",
+                f"{deployment.world:,} devices do not fill domains of {deployment.domain:,}",
+                "a domain is the devices that fast links join, and plans use all of each",
+                f"change the number of devices, or state accelerator.domain = {fits:,}",
             ),
         )
+
+
+def _check_alternatives(deployment: Deployment) -> Iterator[Finding]:
+    """Fields of which one may be given."""
+    failures, checkpoints = deployment.failures, deployment.checkpoints
+    if failures.every is not None and failures.per_device is not None:
+        yield (
+            ("failures", "per_device"),
+            Problem(
+                "interruptions are given both for the whole job and per device",
+                "the one follows from the other and the number of devices",
+                "leave out every, or per_device",
+            ),
+        )
+    if checkpoints.every is not None and "every_steps" in checkpoints.model_fields_set:
+        yield (
+            ("checkpoints", "every"),
+            Problem(
+                f"checkpoints are written both every {checkpoints.every_steps:,} steps and by the clock",
+                "one cadence counts",
+                "leave out every (plans only) or every_steps",
+            ),
+        )
+
+
+def _check_planned_only(deployment: Deployment) -> Iterator[Finding]:
+    """What describes a run that this engine does not carry out: refused, so that nobody believes it was acted upon."""
+    for name, layout in deployment.layouts.items():
+        extras = [field for field in _changed(layout) if field not in (*AXES, "ep")]
+        yield from _planned_not_run(("layouts", name), extras, layout)
+    for section in ("state", "implementation"):
+        value = getattr(deployment, section)
+        yield from _planned_not_run((section,), _changed(value), value)
+    for name, planned in PLANNED_FIELDS.items():
+        section = getattr(deployment, name)
+        extras = [field for field in _changed(section) if field in planned]
+        yield from _planned_not_run((name,), extras, section)
+
+
+def _planned_not_run(path: tuple[str, ...], fields: Sequence[str], section: BaseModel) -> Iterator[Finding]:
+    for field in fields:
+        seen = f"{'.'.join((*path, field))} {_as_stated(getattr(section, field))}"
+        way_out = "give checkpoints.every_steps instead" if field == "every" else f"leave {field} out"
+        yield (*path, field), Problem(seen, "that is planned, not run: this version of the engine does not act upon it", way_out)
+
+
+def _as_stated(value: Any) -> str:
+    """A value as the file has it; of tables only that they stand there."""
+    if isinstance(value, tuple):
+        return f"has {len(value)} {'entry' if len(value) == 1 else 'entries'}"
+    return "is stated" if hasattr(value, "model_fields_set") else f"= {value}"
+
+
+def _changed(section: BaseModel) -> list[str]:
+    """Fields that do not have their default."""
+    fields: dict[str, Any] = type(section).model_fields
+    return [name for name, field in fields.items() if getattr(section, name) != field.default]
 
 
 def _needs(layout: Layout, deployment: Deployment) -> str:
@@ -63,10 +168,29 @@ def check_stages(deployment: Deployment, stages: Sequence[str]) -> None:
         for name in deployment.layouts
         if name != "default" and name not in stages
     ]
-    for stage in stages:
+    for stage in stages if deployment.layouts else ():  # without any, on a cluster named for a plan: the planner looks for one
         layout = deployment.layout(stage)
         if stage not in deployment.layouts and layout.world != deployment.world:
             seen = f"stage {stage!r} has no layout of its own, and without layouts.default it {_needs(layout, deployment)}"
             problems.append(Problem(seen, "every stage runs on all processes", f"add layouts.default, or layouts.{stage}"))
     if problems:
         raise ConfigError(problems)
+
+
+def settle(deployment: Deployment, precision: str) -> Deployment:
+    """The deployment with its chip's peak in ``precision`` and memory filled in; a stated peak that cannot be is refused."""
+    chip, stated = deployment.chip, deployment.accelerator
+    if chip is None:
+        return deployment
+    if stated.peak_flops is not None:
+        try:
+            check_peak(chip, stated.peak_flops, precision)
+        except ConfigError as error:
+            problem = error.problems[0]
+            raise ConfigError(f"accelerator.peak_flops: {problem.seen}", problem.rule, problem.way_out) from None
+    peak = chip.peaks.get(precision)
+    filled = {
+        "peak_flops": stated.peak_flops or (round(peak) if peak is not None else None),
+        "memory": stated.memory or chip.memory_bytes,
+    }
+    return deployment.model_copy(update={"accelerator": stated.model_copy(update=filled)})

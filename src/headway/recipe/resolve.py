@@ -18,8 +18,11 @@ from headway.recipe.lines import KeyPath
 from headway.recipe.load import LoadedRecipe
 from headway.recipe.schedules import whole_batches
 from headway.recipe.spec import (
+    GATED,
     QUANTA,
     EvaluationSpec,
+    ExpertsSpec,
+    LatentSpec,
     ModelSpec,
     OptimizerSpec,
     PrecisionSpec,
@@ -114,25 +117,41 @@ def _build(recipe: Recipe, facts: DataFacts | None, parent: dict | None) -> Spec
 
 
 def resolve_model(model: Model, vocabulary: int) -> ModelSpec:
+    """Under latent attention a head is as wide as its query, and every head has keys of its own (``ModelSpec``)."""
+    latent = LatentSpec(**model.latent.model_dump()) if model.latent else None
     return ModelSpec(
         layers=model.layers,
         width=model.width,
         heads=model.heads,
         kv_heads=model.kv_heads or model.heads,
-        head_width=model.head_width or model.width // model.heads,
-        ffn_width=model.ffn_width or default_ffn_width(model.width),
+        head_width=latent.key_width if latent else model.head_width or model.width // model.heads,
+        ffn_width=model.ffn_width or default_ffn_width(model.width, gated=model.ffn in GATED),
         vocabulary=vocabulary,
         rope_base=float(model.rope_base),
         norm_epsilon=float(model.norm_epsilon),
-        qk_norm=model.qk_norm,
+        qk_norm=model.qk_norm and latent is None,
         tied_embeddings=model.tied_embeddings,
         init_std=float(model.init_std),
+        ffn=model.ffn,
+        norm=model.norm,
+        block=model.block,
+        bias=model.bias,
+        position=model.position,
+        positions=model.positions or 0,
+        qk_norm_over=model.qk_norm_over,
+        embedding_norm=model.embedding_norm,
+        window=model.window,
+        full_attention_every=model.full_attention_every,
+        latent=latent,
+        experts=ExpertsSpec(**model.experts.model_dump()) if model.experts else None,
+        mtp_layers=model.mtp_layers,
+        nominal_parameters=model.nominal_parameters,
     )
 
 
-def default_ffn_width(width: int) -> int:
-    """8/3 of the width, so that three SwiGLU matrices cost what two of 4 x width would; a multiple of 64 for the kernels."""
-    return max(64, round(8 * width / 3 / 64) * 64)
+def default_ffn_width(width: int, *, gated: bool = True) -> int:
+    """8/3 of the width, so that three matrices cost what two of 4 x width would; a multiple of 64 for the kernels."""
+    return max(64, round(8 * width / 3 / 64) * 64) if gated else 4 * width
 
 
 def resolve_optimizer(optimizer: Optimizer) -> OptimizerSpec:
@@ -148,7 +167,7 @@ def resolve_optimizer(optimizer: Optimizer) -> OptimizerSpec:
 
 
 def resolve_sources(recipe: Recipe, facts: DataFacts | None) -> list[SourceSpec]:
-    """In the recipe's order. A draft's sources have no tokens and count as plain text (target share 1)."""
+    """In the recipe's order. A draft's sources have the tokens that were declared, else none, and count as plain text."""
     known = {source.name: source for source in facts.sources} if facts else {}
     resolved = []
     for source in recipe.data.sources:
@@ -156,7 +175,7 @@ def resolve_sources(recipe: Recipe, facts: DataFacts | None) -> list[SourceSpec]
         resolved.append(
             SourceSpec(
                 name=source.name,
-                tokens=fact.tokens if fact else 0,
+                tokens=fact.tokens if fact else source.inventory or 0,
                 chunk_tokens=fact.chunk_tokens if fact else 0,
                 target_share=float(fact.target_share) if fact else 1.0,
                 digest=fact.digest if fact else None,

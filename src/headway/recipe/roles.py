@@ -63,31 +63,39 @@ def parameter_shapes(model: ModelSpec) -> list[ParameterShape]:
 
     Experts of a layer stand in one parameter with a leading axis of experts.
     """
-    D, V = model.width, model.vocabulary
-    shapes = [ParameterShape("embed.weight", (V, D), Role.EMBEDDING)]
-    if model.position == "learned":
-        shapes.append(ParameterShape("positions.weight", (model.positions, D), Role.EMBEDDING))
-    if model.embedding_norm:
-        shapes += _norm(model, "embed_norm")
+    shapes = input_shapes(model)
     for layer in range(model.layers):
-        shapes += _block(model, f"layers.{layer}.", model.has_experts(layer))
-    shapes += _norm(model, "norm")
-    if not model.tied_embeddings:
-        shapes.append(ParameterShape("head.weight", (V, D), Role.HEAD))
+        shapes += block_shapes(model, f"layers.{layer}.", model.has_experts(layer))
+    shapes += output_shapes(model)
     for depth in range(model.mtp_layers):
-        shapes += _mtp(model, f"mtp.{depth}.")
+        shapes += mtp_shapes(model, f"mtp.{depth}.")
     return shapes
 
 
-def _mtp(model: ModelSpec, at: str) -> list[ParameterShape]:
+def input_shapes(model: ModelSpec) -> list[ParameterShape]:
+    """What stands before the first block."""
+    shapes = [ParameterShape("embed.weight", (model.vocabulary, model.width), Role.EMBEDDING)]
+    if model.position == "learned":
+        shapes.append(ParameterShape("positions.weight", (model.positions, model.width), Role.EMBEDDING))
+    return shapes + (_norm(model, "embed_norm") if model.embedding_norm else [])
+
+
+def output_shapes(model: ModelSpec) -> list[ParameterShape]:
+    """What stands behind the last block."""
+    head = [] if model.tied_embeddings else [ParameterShape("head.weight", (model.vocabulary, model.width), Role.HEAD)]
+    return [*_norm(model, "norm"), *head]
+
+
+def mtp_shapes(model: ModelSpec, at: str) -> list[ParameterShape]:
     """A head for one more token: both inputs normed, projected together, one block, a norm. It shares embedding and head."""
     D = model.width
     project = ParameterShape(at + "project.weight", (D, 2 * D), Role.MATRIX)
-    block = _block(model, at, model.has_experts(model.layers - 1))
+    block = block_shapes(model, at, model.has_experts(model.layers - 1))
     return [*_norm(model, at + "hidden_norm"), *_norm(model, at + "embed_norm"), project, *block, *_norm(model, at + "norm")]
 
 
-def _block(model: ModelSpec, at: str, routed: bool) -> list[ParameterShape]:
+def block_shapes(model: ModelSpec, at: str, routed: bool) -> list[ParameterShape]:
+    """One layer; ``routed``: with experts in place of its feed-forward."""
     attention = _latent(model, at) if model.latent else _attention(model, at)
     ffn = _experts(model, at) if routed else _ffn(model, at + "ffn.", model.ffn_width)
     shapes = [*_norm(model, at + "attention_norm"), *attention]
@@ -146,22 +154,21 @@ def _experts(model: ModelSpec, at: str) -> list[ParameterShape]:
     experts, D = model.experts, model.width
     assert experts is not None
     X, F = experts.experts, experts.width
-    shapes = [ParameterShape(at + "router.weight", (X, D), Role.MATRIX)]
-    if experts.router_bias:
-        shapes.append(ParameterShape(at + "router.bias", (X,), Role.BIAS))
-    if model.gated:
-        shapes.append(ParameterShape(at + "experts.gate.weight", (X, F, D), Role.MATRIX))
-    shapes.append(ParameterShape(at + "experts.up.weight", (X, F, D), Role.MATRIX))
-    shapes.append(ParameterShape(at + "experts.down.weight", (X, D, F), Role.RESIDUAL))
+    shapes = _linear(at + "router", (X, D), Role.MATRIX, experts.router_bias or model.bias == "all")
+    for name, shape in (("gate", (X, F, D)), ("up", (X, F, D)), ("down", (X, D, F))):
+        if name != "gate" or model.gated:
+            role = Role.RESIDUAL if name == "down" else Role.MATRIX
+            shapes += _linear(f"{at}experts.{name}", shape, role, model.bias == "all")
     return shapes + (_ffn(model, at + "shared.", experts.shared * F) if experts.shared else [])
 
 
-def _linear(name: str, shape: tuple[int, int], role: Role, biased: bool) -> list[ParameterShape]:
+def _linear(name: str, shape: tuple[int, ...], role: Role, biased: bool) -> list[ParameterShape]:
+    """A bias has the shape without the axis that the product sums over."""
     weight = ParameterShape(name + ".weight", shape, role)
-    return [weight, ParameterShape(name + ".bias", shape[:1], Role.BIAS)] if biased else [weight]
+    return [weight, ParameterShape(name + ".bias", shape[:-1], Role.BIAS)] if biased else [weight]
 
 
 def _norm(model: ModelSpec, name: str) -> list[ParameterShape]:
     gain = ParameterShape(name + ".weight", (model.width,), Role.GAIN)
-    biased = model.norm == "layernorm" and model.bias == "all"
+    biased = model.norm == "layernorm" and model.bias in ("norm", "all")
     return [gain, ParameterShape(name + ".bias", (model.width,), Role.BIAS)] if biased else [gain]

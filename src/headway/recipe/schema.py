@@ -24,6 +24,7 @@ from headway.recipe.fields import (
     Entries,
     Listed,
     Name,
+    Parameters,
     Positive,
     RopeBase,
     Seconds,
@@ -38,7 +39,7 @@ from headway.recipe.fields import (
 )
 
 Shape = Literal["constant", "linear", "cosine", "inverse_sqrt", "one_minus_sqrt"]
-SourceKind = Literal["text-tree", "jsonl", "python-stdlib", "pydoc-topics"]
+SourceKind = Literal["text-tree", "jsonl", "python-stdlib", "pydoc-topics", "undisclosed"]
 
 # Far above anything that trains, and low enough that every product of sizes stays exact and every plan ends at once.
 LARGEST_WIDTH, LARGEST_HEADS = 2**24, 65_536
@@ -106,23 +107,90 @@ class Tokenizer(Section):
     document_token: str = said("special token that stands at the head of every document", "<|document|>", min_length=1)
 
 
+class Latent(Section):
+    """Multi-head latent attention: queries, keys and values pass through ranks. Widths are per head."""
+
+    query_rank: Whole | None = said("rank of the queries; None: projected directly", None, le=LARGEST_WIDTH)
+    kv_rank: Whole = said("rank that keys and values share", le=LARGEST_WIDTH)
+    nope_width: Whole = said("width of a head's query and key that carries no position", le=LARGEST_WIDTH)
+    rope_width: WholeOrZero = said(
+        "width with RoPE, one key for all heads, even; 0: none. A head's query and key are nope_width + rope_width wide",
+        le=LARGEST_WIDTH,
+    )
+    value_width: Whole = said("width of a head's value", le=LARGEST_WIDTH)
+
+
+class Experts(Section):
+    """Experts in place of the feed-forward: a router sends every token to top_k of them."""
+
+    experts: Whole = said("routed experts of a layer, at most 65,536", le=LARGEST_HEADS)
+    top_k: Whole = said("routed experts that a token passes, at most experts", le=LARGEST_HEADS)
+    width: Whole = said("inner width of one expert, at most 2^24", le=LARGEST_WIDTH)
+    shared: WholeOrZero = said("experts of that width that every token passes, besides; 0: none", 0, le=LARGEST_HEADS)
+    dense_layers: WholeOrZero = said("first layers that keep a feed-forward of ffn_width; 0: none", 0, le=10_000)
+    every: Whole = said("after dense_layers, every n-th layer has experts; 1: all", 1, le=10_000)
+    router_bias: bool = said("one value per expert beside the router's scores, for balancing without a loss", False)
+    groups: Whole = said(
+        "equal parts of the experts, a divisor of experts, which a layout keeps together on nodes", 1, le=LARGEST_HEADS
+    )
+    groups_per_token: WholeOrZero = said("a token's experts lie in at most so many groups; 0: anywhere", 0, le=LARGEST_HEADS)
+
+
 class Model(Section):
-    """A dense decoder: pre-norm, grouped-query attention with RoPE, SwiGLU. Widths are global, before any sharding."""
+    """The decoder. Widths are global, before any sharding. Left at their defaults, the keys below init_std describe what this
+    version trains: pre-norm, grouped-query attention with RoPE, SwiGLU, no biases. The rest can be planned."""
 
     layers: Whole = said("blocks of attention and feed-forward, at most 10,000", le=10_000)
     width: Whole = said("width of the residual stream, at most 2^24", le=LARGEST_WIDTH)
     heads: Whole = said("query heads, at most 65,536", le=LARGEST_HEADS)
     kv_heads: Whole | None = said("key and value heads, a divisor of heads; None: as many as heads", None, le=LARGEST_HEADS)
-    head_width: Whole | None = said("width of a head, even (RoPE turns pairs); None: width / heads", None, le=LARGEST_WIDTH)
+    head_width: Whole | None = said(
+        "width of a head, even with RoPE (it turns pairs); None: width / heads, with latent nope_width + rope_width",
+        None,
+        le=LARGEST_WIDTH,
+    )
     ffn_width: Whole | None = said(
-        "inner width of the feed-forward, at most 2^24; None: 8/3 of width, rounded to a multiple of 64", None, le=LARGEST_WIDTH
+        "inner width of the feed-forward, at most 2^24; None: 8/3 of width, rounded to a multiple of 64 (no gate: 4 x width)",
+        None,
+        le=LARGEST_WIDTH,
     )
     rope_base: RopeBase = said("base of the RoPE frequencies, 2 to 1e12; a stage may raise it for longer context", 10_000.0)
-    norm_epsilon: Positive = said("added to the mean square in RMSNorm, 1e-12 to 1: float32 must feel it", 1e-5, ge=1e-12, le=1)
-    qk_norm: bool = said("RMSNorm on queries and keys per head: keeps attention logits bounded", True)
+    norm_epsilon: Positive = said("added to the mean square in norms, 1e-12 to 1: float32 must feel it", 1e-5, ge=1e-12, le=1)
+    qk_norm: bool = said(
+        "norm on queries and keys: keeps attention logits bounded. With latent its ranks have norms of their own instead", True
+    )
     tied_embeddings: bool = said("one matrix for embedding and head", False)
     init_std: Positive = said(
         "standard deviation of initial matrices, 1e-12 to 10; residual outputs get it / sqrt(2 layers)", 0.02, ge=1e-12, le=10
+    )
+    ffn: Literal["swiglu", "geglu", "gelu", "relu2"] = said(
+        "feed-forward: swiglu and geglu have three matrices (gate, up, down), gelu and relu2 two", "swiglu"
+    )
+    norm: Literal["rmsnorm", "layernorm"] = said("kind of the norms", "rmsnorm")
+    block: Literal["pre", "post", "sandwich", "parallel", "parallel-two-norms"] = said(
+        "norms before or after attention and feed-forward, or both (sandwich: four); parallel: both read the same stream, "
+        "through one norm or two",
+        "pre",
+    )
+    bias: Literal["none", "norm", "qkv", "all"] = said(
+        "biases: of layernorms (norm), of queries, keys and values (qkv), of all projections and layernorms (all)", "none"
+    )
+    position: Literal["rope", "learned", "none"] = said("positions: RoPE, a learned table, none (also for ALiBi)", "rope")
+    positions: Whole | None = said("rows of the learned table, tokens; None: there is no table", None, le=2**30)
+    qk_norm_over: Literal["head", "all"] = said("one gain per element of a head, or of all heads", "head")
+    embedding_norm: bool = said("a norm after the embedding", False)
+    window: Whole | None = said("tokens that a token sees in layers with a window, itself included; None: all before it", None)
+    full_attention_every: WholeOrZero = said(
+        "with a window: every n-th layer sees all before it all the same; 0: none does", 0, le=10_000
+    )
+    latent: Latent | None = said("latent attention; None: grouped-query attention", None)
+    experts: Experts | None = said("mixture of experts; None: dense", None)
+    mtp_layers: WholeOrZero = said(
+        "heads that predict further tokens while training, a block and a projection each; 0: none", 0, le=100
+    )
+    nominal_parameters: Parameters | None = said(
+        'parameters as people call it, such as "400B": N of 6 N D; None: the exact count, of experts the active ones',
+        None,
     )
 
 
@@ -133,13 +201,19 @@ class Source(Section):
     """A collection of documents."""
 
     name: Name = said("name used in mixtures, records and reports")
-    kind: SourceKind = said("text-tree: files under path; jsonl: a document a line; the others: part of Python")
+    kind: SourceKind = said(
+        "text-tree: files under path; jsonl: a document a line; python-stdlib, pydoc-topics: part of Python; "
+        "undisclosed: text that this file does not name, to be planned and not built"
+    )
     path: str | None = said("directory or file, from the working directory, for text-tree and jsonl; None: the kind knows", None)
     include: Listed[str] = said("glob patterns of files to take, relative to path; empty: what the kind takes by default", ())
     field: str = said("key that holds the text, for jsonl", "text")
     licence: str = said("licence of the text", "unknown")
     provenance: str = said("where it came from, when, by whom", "")
     cap_epochs: Positive | None = said("most passes over this source that are allowed; None: no cap", None)
+    inventory: Tokens | None = said(
+        "unique tokens that there are, as declared, for plans before the data is built; None: not known", None
+    )
 
 
 class Data(Section):
@@ -225,7 +299,7 @@ class Stability(Section):
 class Precision(Section):
     """Arithmetic of forward and backward; master weights and moments are float32."""
 
-    compute: Literal["bfloat16", "float32"] = said("type of matrix products", "bfloat16")
+    compute: Literal["bfloat16", "float32", "float8"] = said("type of matrix products; float8 can be planned", "bfloat16")
 
 
 class Evaluation(Section):

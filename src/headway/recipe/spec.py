@@ -20,6 +20,10 @@ QUANTA = 65_536
 """Mixture weights are this many parts, always (CONTRACTS section 1)."""
 
 
+GATED = ("swiglu", "geglu")
+"""Feed-forwards with a gate: three matrices."""
+
+
 @dataclass(frozen=True)
 class TokenizerSpec:
     """``vocabulary`` counts everything the model can see or say, special tokens included."""
@@ -43,6 +47,11 @@ class LatentSpec:
     rope_width: int
     value_width: int
 
+    @property
+    def key_width(self) -> int:
+        """Of a head's query and key: what scores are taken over."""
+        return self.nope_width + self.rope_width
+
 
 @dataclass(frozen=True)
 class ExpertsSpec:
@@ -55,12 +64,16 @@ class ExpertsSpec:
     dense_layers: int = 0
     every: int = 1
     router_bias: bool = False  # one value per expert, for balancing without a loss
+    groups: int = 1  # equal parts of the experts, which a layout keeps together on nodes
+    groups_per_token: int = 0  # a token's experts lie in at most so many groups; 0: anywhere
 
 
 @dataclass(frozen=True)
 class ModelSpec:
     """A decoder. Widths are per layer and global (before any sharding).
 
+    Under latent attention ``head_width`` is that of a query and key (nope + rope; a value is ``latent.value_width`` wide),
+    ``kv_heads`` is ``heads`` (each has keys of its own in training) and ``qk_norm`` is False (the ranks have norms).
     What stands below ``init_std`` came later and is left out of saved objects at its default, so that digests stay.
     """
 
@@ -79,13 +92,13 @@ class ModelSpec:
     ffn: str = "swiglu"  # swiglu, geglu: gate, up, down; gelu, relu2: up, down
     norm: str = "rmsnorm"  # rmsnorm, layernorm
     block: str = "pre"  # pre, post: two norms; sandwich: four; parallel: one, parallel-two-norms
-    bias: str = "none"  # none, qkv, all: of projections; all also gives a layernorm its bias
+    bias: str = "none"  # none; norm: of layernorms; qkv: of these projections; all: of all projections and layernorms
     position: str = "rope"  # rope, learned, none
     positions: int = 0  # learned ones: how many
     qk_norm_over: str = "head"  # head, all: one gain per element of a head, or of all heads
     embedding_norm: bool = False
     window: int | None = None  # tokens that a token sees in layers with a window; None: all before it
-    full_attention_every: int = 1  # with a window: every n-th layer sees all before it; 0: none does
+    full_attention_every: int = 0  # with a window: every n-th layer sees all before it; 0: none does
     latent: LatentSpec | None = None
     experts: ExpertsSpec | None = None
     mtp_layers: int = 0  # heads that predict further tokens: one block and a projection each
@@ -93,7 +106,12 @@ class ModelSpec:
 
     @property
     def gated(self) -> bool:
-        return self.ffn in ("swiglu", "geglu")
+        return self.ffn in GATED
+
+    @property
+    def value_width(self) -> int:
+        """Of a head's value; ``head_width`` is that of its query and key."""
+        return self.latent.value_width if self.latent else self.head_width
 
     def has_experts(self, layer: int) -> bool:
         """Whether layer ``layer`` (from 0) routes; layers of mtp heads are like the last one."""
@@ -117,7 +135,7 @@ class SourceSpec:
     """One source of the stream, as frozen from the data manifest."""
 
     name: str
-    tokens: int  # n_k
+    tokens: int  # n_k; in a draft as declared, 0: not known
     chunk_tokens: int  # C_k
     target_share: float  # tau_k: target tokens per token
     digest: str | None  # of the source's entry in the manifest (shards, documents); None only in a draft

@@ -28,6 +28,7 @@ from headway.model.precision import ComputeModel
 from headway.optim.adamw import build_optimizer, restore_step, state_tensors
 from headway.recipe.schedules import Schedule
 from headway.recipe.spec import Spec
+from headway.recipe.trainable import refuse_untrainable
 from headway.rundir.layout import RunDirectory
 from headway.rundir.metrics import StepLog
 from headway.rundir.segments import Segment, current_chain, read_segments
@@ -172,6 +173,7 @@ def open_data(data_directory: Path, spec: Spec) -> tuple[TokenReader, Tokenizer]
 
 def build_trainee(spec: Spec) -> Trainee:
     """Model on initial weights (a pure function of seed, name and index) and optimiser with zero moments."""
+    refuse_untrainable(spec.model, compute=spec.precision.compute)
     with torch.device("meta"):
         decoder = Decoder(spec.model)
     decoder.to_empty(device="cpu")

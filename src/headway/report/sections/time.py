@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from headway.formulas.flops import FORMULAS, Convention, flops_per_token
+from headway.formulas.flops import Convention, flops_formula, flops_per_token
 from headway.monitor.ledger import Ledger
 from headway.report.facts import RunFacts
 from headway.report.material import Material
@@ -165,7 +165,14 @@ def _utilisation(material: Material) -> list[Block]:
     for convention in Convention:
         flops = flops_per_token(facts.spec.model, stage.sequence_length, convention)
         highest = max(highest, flops * rate / (peak * devices))
-        rows.append((convention.value, FORMULAS[convention], f"{flops:.4g}", percent(flops * rate / (peak * devices), 2)))
+        rows.append(
+            (
+                convention.value,
+                flops_formula(facts.spec.model, convention),
+                f"{flops:.4g}",
+                percent(flops * rate / (peak * devices), 2),
+            )
+        )
     caption = (
         f"Over the steps alone, at {peak:.4g} FLOP/s dense peak of {plural(devices, 'device')} ({kind}), "
         f"sequence length {stage.sequence_length:,}."

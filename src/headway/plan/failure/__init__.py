@@ -1,0 +1,1 @@
+"""Interruptions: formulas side by side, and whole runs simulated."""

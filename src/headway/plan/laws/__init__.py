@@ -1,0 +1,1 @@
+"""Published laws: loss, capacity, batch and rate, repetition, context."""

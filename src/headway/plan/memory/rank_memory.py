@@ -1,0 +1,216 @@
+"""Memory of a rank in the plan: every component as a quantity that can say why, and a table over pipeline stages.
+
+rank_memory, peak_memory     bytes by component (``memory_model``), for searches
+memory_quantities            the same of one stage as quantities, with their sum, its band and what the chip has left
+rank_memory_section          the worst stage of every training stage; a table of components over pipeline stages
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from headway.formulas.quantity import Input, Quantity
+from headway.plan.memory.activations import IMBALANCE, LOSS_CHUNK_TOKENS
+from headway.plan.memory.model import (
+    ALLOCATOR_SHARE,
+    COMMUNICATOR_BYTES,
+    COMPONENTS,
+    CONTEXT_BYTES,
+    SPREADS,
+    RankMemory,
+    peak_memory,
+    rank_memory,
+    rank_tokens,
+    sharded_parameters,
+)
+from headway.plan.memory.stages import chunks_alive, distinct_stages, stages
+from headway.plan.work import Cluster, Layout, Work
+
+if TYPE_CHECKING:
+    from headway.plan.facts import PlanFacts
+    from headway.plan.plan import Cell, Section, Table
+
+__all__ = ["RankMemory", "memory_quantities", "peak_memory", "rank_memory", "rank_memory_section"]
+
+STATE = {"weights": 3, "gradients": 2, "moments": 1, "master": 1}
+"""Components of the state, and from which ZeRO stage on each is sharded."""
+KEPT = ("attention", "feed_forward", "norms", "scores", "masks", "routed")
+ACTIVATIONS = "bytes per token counted tensor by tensor (arXiv 2205.05198; plan.memory_activations)"
+
+OTHERS = {
+    "gathered": (
+        "weights of this block and the next, embedding and head throughout, under zero 3; with pipeline stages all of the stage",
+        "FSDP2: what is gathered and when it is freed",
+    ),
+    "reduced": (
+        "one block's gradient as computed and as summed, as far as backward does not find room where the loss was; "
+        "under zero 3 with pipeline stages, whole gradients until the last micro-batch",
+        "FSDP2, torch.distributed.pipelining",
+    ),
+    "logits": ("per logit x tokens x vocabulary / tp, and what the head reads; last stage only", "plan.memory_activations"),
+    "working": ("what the largest block holds in forward, or backward holds beyond what the loss leaves", ACTIVATIONS),
+    "communication": ("messages to and from neighbours of the pipeline, tokens on their way to experts", "counted"),
+    "fp8": ("one block's weights in both orientations, inputs of its largest product, one byte each", "counted"),
+}
+
+SHOWN_STAGES = 6
+"""Columns of the table: beyond these only the first stage of each kind and the last."""
+
+WORDS = {
+    "weights": "weights",
+    "master": "master copies",
+    "moments": "moments",
+    "gradients": "gradients",
+    "gathered": "weights gathered for use",
+    "reduced": "gradients before they are sharded",
+    "attention": "activations: attention",
+    "feed_forward": "activations: feed-forward",
+    "norms": "activations: norms and residual stream",
+    "scores": "activations: scores",
+    "masks": "activations: dropout masks",
+    "routed": "activations: experts",
+    "logits": "logits and loss",
+    "working": "working memory of a block",
+    "communication": "communication buffers",
+    "fp8": "eight-bit copies",
+    "allocator": "held by the allocator",
+    "context": "context and communicators",
+}
+
+
+def memory_quantities(work: Work, layout: Layout, cluster: Cluster, stage: int, suffix: str = "") -> dict[str, Quantity]:
+    """Every component of pipeline stage ``stage`` that is not empty, ``total`` and ``headroom``. ``suffix`` goes on all names."""
+    memory = rank_memory(work, layout, cluster, stage)
+    parts = {name: _component(name, memory, work, layout, suffix) for name, bytes_ in memory.parts().items() if bytes_}
+    low, high = memory.band()
+    inputs: dict[str, Input] = {part.name: part for part in parts.values()}
+    total = Quantity(
+        f"rank_memory{suffix}",
+        memory.total,
+        "bytes",
+        " + ".join(inputs),
+        inputs,
+        f"pipeline stage {stage} of {layout.pp}; range: every component errs in the same direction",
+        low,
+        high,
+    )
+    return parts | {"total": total, "headroom": _headroom(total, cluster, suffix)}
+
+
+def _headroom(total: Quantity, cluster: Cluster, suffix: str) -> Quantity:
+    device = cluster.chip.memory_bytes
+    assert total.low is not None
+    assert total.high is not None
+    inputs: dict[str, Input] = {"device": device, "rank_memory": total}
+    name, formula = f"memory_headroom{suffix}", "device - rank_memory; below zero: it does not fit"
+    source = f"{cluster.chip.name}: memory as frameworks see it"
+    return Quantity(name, device - total.number(), "bytes", formula, inputs, source, device - total.high, device - total.low)
+
+
+def _component(name: str, memory: RankMemory, work: Work, layout: Layout, suffix: str) -> Quantity:
+    value = getattr(memory, name)
+    formula, inputs, source = _explain(name, memory, work, layout)
+    spread = SPREADS.get(name)
+    low, high = (value * spread[0], value * spread[1]) if spread else (None, None)
+    return Quantity(f"rank_{name}{suffix}", value, "bytes", formula, inputs, source, low, high)
+
+
+def _explain(name: str, memory: RankMemory, work: Work, layout: Layout) -> tuple[str, dict[str, Input], str]:
+    """Formula, inputs, source."""
+    if name in STATE:
+        return _explain_state(name, memory, work, layout)
+    if name in KEPT:
+        return _explain_kept(name, memory, work, layout)
+    if name == "allocator":
+        passing = memory.allocated - memory.state
+        formula, source = (
+            "share passing; passing: all that comes and goes in a step",
+            "blocks that a caching allocator cannot join",
+        )
+        return formula, {"share": ALLOCATOR_SHARE, "passing": passing}, source
+    if name == "context":
+        axes = round((memory.context - CONTEXT_BYTES) / COMMUNICATOR_BYTES)
+        inputs: dict[str, Input] = {"context": CONTEXT_BYTES, "communicator": COMMUNICATOR_BYTES, "axes": axes}
+        return "context + communicator axes; not in what frameworks report", inputs, "1 to 5 GiB in reports"
+    formula, source = OTHERS[name]
+    return formula, _passing_inputs(name, work, layout), source
+
+
+def _explain_state(name: str, memory: RankMemory, work: Work, layout: Layout) -> tuple[str, dict[str, Input], str]:
+    held = stages(work.model, layout.pp, layout.virtual, layout.tp, layout.ep)[memory.stage]
+    is_sharded = layout.zero >= STATE[name]
+    count = sharded_parameters(layout, held) if is_sharded else held.plain + held.experts
+    each = round(getattr(memory, name) / count) if count else 0
+    where = f"over {layout.shards:,} ranks that share states" if is_sharded else "all that the rank computes with"
+    return f"each P; P: parameters, {where}", {"each": each, "P": count}, f"ZeRO {layout.zero} (arXiv 1910.02054)"
+
+
+def _explain_kept(name: str, memory: RankMemory, work: Work, layout: Layout) -> tuple[str, dict[str, Input], str]:
+    tokens = rank_tokens(work, layout)
+    alive = chunks_alive(layout, memory.stage, layout.micro_batches(work.batch)) / layout.virtual
+    inputs: dict[str, Input] = {"per_token": getattr(memory, name) / (tokens * alive), "tokens": tokens, "alive": alive}
+    what = f"bytes of all blocks of the stage, recompute {layout.recompute}"
+    if name == "routed":
+        what += f", {IMBALANCE:g} x the mean load"
+    return f"per_token tokens alive; per_token: {what}; alive: micro-batches in flight", inputs, ACTIVATIONS
+
+
+def _passing_inputs(name: str, work: Work, layout: Layout) -> dict[str, Input]:
+    sizes: dict[str, Input] = {"tokens": rank_tokens(work, layout), "width": work.model.width, "tp": layout.tp}
+    if name == "logits":
+        how = work.implementation
+        at_once = f"{LOSS_CHUNK_TOKENS} tokens at a time" if how.chunked_loss else "all tokens at once"
+        return sizes | {"vocabulary": work.model.vocabulary, "loss": f"{how.loss}, {at_once}"}
+    if name in ("gathered", "reduced"):
+        return {"zero": layout.zero, "pp": layout.pp, "shards": layout.shards, "tp": layout.tp}
+    return sizes
+
+
+# --- the section ----------------------------------------------------------------------------------------------------------
+
+
+def rank_memory_section(facts: PlanFacts) -> Section | None:
+    """Worst rank of every training stage; components of the one with most tokens. None: no chip is known."""
+    from headway.plan.cluster import layout_of, work_of
+    from headway.plan.plan import Section
+
+    cluster, trained = facts.cluster, facts.spec.stages
+    if cluster is None:
+        return None
+    main = max(trained, key=lambda stage: stage.sequences * stage.sequence_length)
+    quantities: list[Quantity] = []
+    tables: list[Table] = []
+    for stage in sorted(trained, key=lambda stage: stage is not main):
+        layout = facts.layouts.get(stage.name) or layout_of(facts.deployment, stage.name)
+        work = work_of(facts.spec, stage, facts.deployment)
+        worst = peak_memory(work, layout, cluster)
+        suffix = "" if stage is main else f"_{stage.name}".replace("-", "_")
+        found = memory_quantities(work, layout, cluster, worst.stage, suffix)
+        quantities += found.values() if stage is main else [found["total"], found["headroom"]]
+        if stage is main:
+            tables.append(stage_table(work, layout, cluster, f"Bytes per rank in stage {stage.name}: {layout.shown()}"))
+    return Section("Memory per rank", tuple(quantities), tuple(tables))
+
+
+def stage_table(work: Work, layout: Layout, cluster: Cluster, title: str) -> Table:
+    """Components over pipeline stages, with their sum and its range."""
+    from headway.plan.plan import Column, Table
+
+    shown = shown_stages(work, layout)
+    memories = [rank_memory(work, layout, cluster, stage) for stage in shown]
+    rows: list[tuple[Cell, ...]] = [
+        (WORDS[name], *(getattr(memory, name) for memory in memories))
+        for name in COMPONENTS
+        if any(getattr(memory, name) for memory in memories)
+    ]
+    bands = [memory.band() for memory in memories]
+    rows += [("total", *(m.total for m in memories)), ("at least", *(b[0] for b in bands)), ("at most", *(b[1] for b in bands))]
+    columns = (Column("component"), *(Column(f"pipeline stage {stage}", "bytes") for stage in shown))
+    return Table(title, columns, tuple(rows))
+
+
+def shown_stages(work: Work, layout: Layout) -> list[int]:
+    if layout.pp <= SHOWN_STAGES:
+        return list(range(layout.pp))
+    kinds = distinct_stages(work.model, layout.pp, layout.virtual, layout.tp, layout.ep)
+    return sorted({*kinds[: SHOWN_STAGES - 1], layout.pp - 1})

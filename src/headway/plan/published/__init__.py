@@ -1,0 +1,1 @@
+"""Plans against what was published, and published schedules without a model."""

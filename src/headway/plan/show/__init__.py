@@ -1,0 +1,1 @@
+"""Views of a plan: text, tables, one quantity explained. Nothing is computed here."""

@@ -1,0 +1,151 @@
+"""What of a model lies on one rank of a layout: blocks of its pipeline stage, parameters of each block.
+
+    tensor parallelism    splits matrices; gains, routers and down-projections of latent attention lie on every rank whole
+    grouped queries       keys and values are split over at most kv_heads ranks, copied beyond
+    experts               lie ep ways over data and context ranks, and are split by tensor parallelism like other matrices
+    pipeline              126 blocks over 16 stages: 7 on the first and the last, which hold embedding and head, 8 between
+
+Sharding of states (ZeRO) is not in here: these are the parameters that a rank computes with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import lru_cache
+
+from headway.plan.work import Layout
+from headway.recipe.roles import ParameterShape, Role, parameter_shapes
+from headway.recipe.spec import ModelSpec
+
+WHOLE = ("attention.q_down.", "attention.kv_down.", "router.", "attention.o.bias", "ffn.down.bias")
+"""Beside the gains: what every tensor-parallel rank holds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """Parameters of one block by the way they are split."""
+
+    split: int = 0  # over tp
+    kv: int = 0  # over at most kv_heads of tp
+    whole: int = 0  # on every tp rank
+    experts: int = 0  # over ep and tp
+
+    def dense(self, model: ModelSpec, layout: Layout) -> float:
+        """On one rank, without experts."""
+        return self.split / layout.tp + self.kv / kv_ways(model, layout.tp) + self.whole
+
+    def routed(self, layout: Layout) -> float:
+        """Of experts, on one rank."""
+        return self.experts / (layout.ep * layout.tp)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelParts:
+    """Blocks of both kinds, their numbers, and what lies on the end stages."""
+
+    dense: Parts
+    routed: Parts
+    routed_layers: int
+    embedding: int
+    head: int  # 0: tied
+    ends: int  # other parameters of the end stages: norms, projections of mtp heads
+
+
+def kv_ways(model: ModelSpec, tp: int) -> int:
+    """Into how many parts keys and values are split: beyond kv_heads ranks hold copies."""
+    return max(1, min(tp, model.kv_heads))
+
+
+@lru_cache(maxsize=64)
+def model_parts(model: ModelSpec) -> ModelParts:
+    """Sizes of ``model``'s blocks; blocks of mtp heads are blocks of the last kind."""
+    shapes = parameter_shapes(model)
+    routed = [layer for layer in range(model.layers) if model.has_experts(layer)]
+    dense = [layer for layer in range(model.layers) if not model.has_experts(layer)]
+    named = {role: sum(s.count for s in shapes if s.role is role) for role in (Role.EMBEDDING, Role.HEAD)}
+    last = f"layers.{model.layers - 1}."
+    in_mtp = sum(s.count for s in shapes if s.name.startswith("mtp.")) - model.mtp_layers * _total(shapes, last)
+    around = sum(s.count for s in shapes if not s.name.startswith(("layers.", "mtp.")))
+    return ModelParts(
+        dense=_parts(s for s in shapes if dense and s.name.startswith(f"layers.{dense[0]}.")),
+        routed=_parts(s for s in shapes if routed and s.name.startswith(f"layers.{routed[0]}.")),
+        routed_layers=len(routed) + (model.mtp_layers if model.has_experts(model.layers - 1) else 0),
+        embedding=named[Role.EMBEDDING],
+        head=named[Role.HEAD],
+        ends=around - sum(named.values()) + in_mtp,
+    )
+
+
+def blocks(model: ModelSpec) -> int:
+    """Blocks of the decoder and of its mtp heads."""
+    return model.layers + model.mtp_layers
+
+
+def most_chunks(model: ModelSpec) -> int:
+    """Of a pipeline: the first may hold the embedding alone and the last the head (Llama 3: 126 layers in 16 x 8 chunks)."""
+    return blocks(model) + 2
+
+
+def stage_blocks(model: ModelSpec, layout: Layout) -> tuple[int, ...]:
+    """Blocks of each pipeline rank. What does not divide is taken from the end stages first: they have embedding and head.
+
+    With ``virtual`` chunks a rank, chunks and not stages are filled evenly.
+    """
+    return _spread(blocks(model), layout.pp, layout.virtual)
+
+
+@lru_cache(maxsize=4096)
+def _spread(have: int, pp: int, virtual: int) -> tuple[int, ...]:
+    chunks = pp * virtual
+    full = -(-have // chunks)
+    sizes = [full] * chunks
+    for at in _ends_first(chunks)[: chunks * full - have]:
+        sizes[at] -= 1
+    return tuple(sum(sizes[rank::pp]) for rank in range(pp))
+
+
+def busiest_blocks(model: ModelSpec, layout: Layout) -> int:
+    """Blocks of the pipeline rank that has most."""
+    if blocks(model) % (layout.pp * layout.virtual) == 0:
+        return blocks(model) // layout.pp
+    return max(stage_blocks(model, layout))
+
+
+def routed_blocks(model: ModelSpec, layout: Layout) -> int:
+    """Of the busiest rank's blocks, those with experts: they are spread evenly, or fill the later stages."""
+    return min(busiest_blocks(model, layout), -(-model_parts(model).routed_layers // layout.pp))
+
+
+def rank_parameters(model: ModelSpec, layout: Layout) -> tuple[float, float]:
+    """On a rank of the stage with most blocks: outside experts, and of experts. With one stage also embedding and head."""
+    parts, have = model_parts(model), busiest_blocks(model, layout)
+    routed = routed_blocks(model, layout)
+    dense = (have - routed) * parts.dense.dense(model, layout) + routed * parts.routed.dense(model, layout)
+    if layout.pp == 1:
+        dense += (parts.embedding + parts.head) / layout.tp + parts.ends
+    return dense, routed * parts.routed.routed(layout)
+
+
+def _ends_first(count: int) -> list[int]:
+    """0, last, 1, last but one, ..."""
+    return sorted(range(count), key=lambda at: (min(at, count - 1 - at), at))
+
+
+def _total(shapes: Iterable[ParameterShape], prefix: str) -> int:
+    return sum(s.count for s in shapes if s.name.startswith(prefix))
+
+
+def _parts(shapes: Iterable[ParameterShape]) -> Parts:
+    sums = {"split": 0, "kv": 0, "whole": 0, "experts": 0}
+    for shape in shapes:
+        sums[_way(shape)] += shape.count
+    return Parts(**sums)
+
+
+def _way(shape: ParameterShape) -> str:
+    if shape.role is Role.GAIN or "norm." in shape.name or any(part in shape.name for part in WHOLE):
+        return "whole"
+    if ".experts." in shape.name:
+        return "experts"
+    return "kv" if ".attention.k." in shape.name or ".attention.v." in shape.name else "split"

@@ -1,0 +1,1 @@
+"""A reservation split into shares, and what a run costs."""

@@ -1,0 +1,188 @@
+"""Rules across the fields of a model, and between a model and the stages that train it.
+
+heads       divide; even widths where RoPE turns pairs
+latent      has keys for every head, widths of its own, no biases
+experts     at least top-k of them, and a layer that has them
+positions   a table where positions are learned, long enough for every stage
+window      no longer than the sequences; nothing about windows without one
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
+
+from headway.recipe.findings import Finding, divisors, found
+
+if TYPE_CHECKING:
+    from headway.recipe.schema import Experts, Latent, Model, Stage
+
+
+def check_model(model: Model) -> Iterator[Finding]:
+    if model.latent is not None:
+        yield from _check_latent(model, model.latent)
+    else:
+        yield from _check_heads(model)
+    yield from _check_experts(model)
+    yield from _check_options(model)
+
+
+def _check_heads(model: Model) -> Iterator[Finding]:
+    kv_heads = model.kv_heads or model.heads
+    if model.heads % kv_heads:
+        yield found(
+            ("model", "kv_heads"),
+            f"{model.heads} query heads cannot share {kv_heads} key and value heads",
+            "heads must be a multiple of kv_heads",
+            f"choose kv_heads among {', '.join(map(str, divisors(model.heads)))}",
+        )
+    if model.head_width is None and model.width % model.heads:
+        yield found(
+            ("model", "heads"),
+            f"a width of {model.width} does not divide into {model.heads} heads",
+            "without head_width, width must be a multiple of heads",
+            "change width or heads, or give head_width",
+        )
+    elif model.position == "rope" and (model.head_width or model.width // model.heads) % 2:
+        yield found(
+            ("model", "heads" if model.head_width is None else "head_width"),
+            f"a head is {model.head_width or model.width // model.heads} wide",
+            "RoPE turns pairs of values: heads have an even width",
+            "choose an even head_width",
+        )
+
+
+def _check_latent(model: Model, latent: Latent) -> Iterator[Finding]:
+    if model.kv_heads not in (None, model.heads):
+        yield found(
+            ("model", "kv_heads"),
+            f"kv_heads = {model.kv_heads} beside latent attention of {model.heads} heads",
+            "latent attention makes keys and values for every head from the rank that they share",
+            "remove kv_heads",
+        )
+    width = latent.nope_width + latent.rope_width
+    if model.head_width not in (None, width):
+        yield found(
+            ("model", "head_width"),
+            f"head_width = {model.head_width} beside latent attention, whose queries are {width} wide",
+            "with latent, a head's width is nope_width + rope_width",
+            "remove head_width",
+        )
+    if model.position == "rope" and (latent.rope_width == 0 or latent.rope_width % 2):
+        yield found(
+            ("model", "latent", "rope_width"),
+            f"rope_width is {latent.rope_width}",
+            "RoPE turns pairs of values: rope_width is even and not 0",
+            'choose an even rope_width, or position = "none"',
+        )
+    elif model.position != "rope" and latent.rope_width:
+        yield found(
+            ("model", "latent", "rope_width"),
+            f"rope_width is {latent.rope_width}, position is {model.position!r}",
+            "rope_width is the part of a head that RoPE turns",
+            'choose position = "rope", or rope_width = 0',
+        )
+    if model.bias in ("qkv", "all"):
+        yield found(
+            ("model", "bias"),
+            f"bias = {model.bias!r} beside latent attention",
+            "the projections of latent attention have no biases",
+            'choose "none", or "norm"',
+        )
+
+
+def _check_experts(model: Model) -> Iterator[Finding]:
+    experts = model.experts
+    if experts is None:
+        return
+    if experts.top_k > experts.experts:
+        yield found(
+            ("model", "experts", "top_k"),
+            f"experts fewer than top-k: {experts.experts} experts, {experts.top_k} chosen for every token",
+            "a token passes top_k different experts of a layer",
+            f"top_k is at most {experts.experts}",
+        )
+    yield from _check_groups(experts)
+    if experts.dense_layers + experts.every > model.layers:
+        first = experts.dense_layers + experts.every
+        yield found(
+            ("model", "experts", "dense_layers" if experts.dense_layers else "every"),
+            f"no layer has experts: the first would be layer {first:,} of {model.layers:,}",
+            "after dense_layers, every n-th layer has experts",
+            f"dense_layers + every is at most {model.layers:,}; without experts, remove model.experts",
+        )
+
+
+def _check_groups(experts: Experts) -> Iterator[Finding]:
+    if experts.experts % experts.groups:
+        yield found(
+            ("model", "experts", "groups"),
+            f"{experts.experts} experts do not divide into {experts.groups} groups",
+            "groups are equal parts of the experts",
+            f"choose groups among {', '.join(map(str, divisors(experts.experts)))}",
+        )
+        return
+    if experts.groups_per_token > experts.groups:
+        yield found(
+            ("model", "experts", "groups_per_token"),
+            f"a token's experts lie in at most {experts.groups_per_token} groups, and there are {experts.groups}",
+            "groups_per_token is at most groups; 0: anywhere",
+            "lower it, or remove it",
+        )
+    reach = experts.groups_per_token * experts.experts // experts.groups
+    if experts.groups_per_token and reach < experts.top_k <= experts.experts:
+        yield found(
+            ("model", "experts", "groups_per_token"),
+            f"{experts.groups_per_token} groups hold {reach} experts, a token passes {experts.top_k}",
+            "the groups of a token hold its top_k experts",
+            "raise groups_per_token",
+        )
+
+
+def _check_options(model: Model) -> Iterator[Finding]:
+    """Options that say nothing, or not enough, beside others."""
+    if model.bias == "norm" and model.norm != "layernorm":
+        yield found(
+            ("model", "bias"), f'bias = "norm" beside norm = {model.norm!r}', "only a layernorm has a bias", 'choose "none"'
+        )
+    if (model.position == "learned") != (model.positions is not None):
+        learned = model.position == "learned"
+        yield found(
+            ("model", "position" if learned else "positions"),
+            f"position is {model.position!r}, positions {'is not given' if learned else f'= {model.positions:,}'}",
+            "positions are the rows of the table that learned positions have",
+            "add positions = ..., the longest sequence" if learned else 'remove it, or choose position = "learned"',
+        )
+    if model.window is None and model.full_attention_every:
+        yield found(
+            ("model", "full_attention_every"),
+            f"full_attention_every = {model.full_attention_every} without a window",
+            "without a window every layer sees all before a token",
+            "remove it, or give window = ...",
+        )
+    elif model.window is not None and model.full_attention_every == 1:
+        yield found(
+            ("model", "full_attention_every"),
+            f"window = {model.window:,} with full_attention_every = 1",
+            "then every layer sees all before a token, and none has the window",
+            "remove window, or write 0 (no layer) or 2 and more",
+        )
+
+
+def check_context(model: Model, stages: Mapping[int, Stage]) -> Iterator[Finding]:
+    """Windows and learned positions against the sequences of the stages."""
+    for index, stage in stages.items():
+        if model.window is not None and model.window > stage.sequence:
+            yield found(
+                ("stages", index, "sequence"),
+                f"the window of {model.window:,} tokens is longer than a sequence of stage {stage.name!r}, {stage.sequence:,}",
+                "a window longer than the context never closes: the layer would see everything all the same",
+                f"model.window is at most {stage.sequence:,}; without a window, remove it",
+            )
+        if model.position == "learned" and model.positions is not None and model.positions < stage.sequence:
+            yield found(
+                ("stages", index, "sequence"),
+                f"sequences of {stage.sequence:,} in stage {stage.name!r}, and {model.positions:,} learned positions",
+                "every token of a sequence has a row in the table of positions",
+                f"model.positions is at least {stage.sequence:,}",
+            )

@@ -1,0 +1,272 @@
+"""The group of verbs around plans: options that exclude each other, clusters, layouts, comparisons, calibrations, pages."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from headway.cli.main import PLAN_VERBS, build_app, import_verbs, run_guarded
+from headway.recipe.load import preset_directory, preset_names
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "100")
+
+
+def run(capsys, *arguments: str) -> tuple[int, str, str]:
+    capsys.readouterr()
+    code = run_guarded(list(arguments))
+    shown = capsys.readouterr()
+    return code, shown.out, shown.err
+
+
+# --- names
+
+
+def test_no_preset_is_called_like_a_verb():
+    taken = {path.name.partition(".")[0] for path in preset_directory().iterdir()}
+    assert not taken & set(PLAN_VERBS)
+
+
+def test_a_recipe_called_compare_is_reached_by_its_file(capsys):
+    Path("compare.toml").write_text((preset_directory() / "demo.toml").read_text().replace('name = "demo"', 'name = "compare"'))
+    code, shown, _ = run(capsys, "plan", "compare.toml")
+    assert code == 0
+    assert shown.startswith("Plan of compare")
+    code, _, said = run(capsys, "plan", "compare")
+    assert code == 2
+    assert "headway plan ./compare.toml" in said
+
+
+def test_every_verb_of_the_group_is_there():
+    app = build_app()
+    import_verbs(app)
+    assert set(PLAN_VERBS) <= set(app["plan"].resolved_commands())
+
+
+# --- forms
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--json", "--html"), "--json and --html"),
+        (("--markdown", "--html"), "--markdown and --html"),
+        (("--why", "tokens", "--html"), "--why with --html"),
+        (("--calibrate", "--calibration", "c.json"), "--calibrate and --calibration"),
+    ],
+)
+def test_one_form_at_a_time(capsys, options, said):
+    code, out, err = run(capsys, "plan", "demo", *options)
+    assert code == 2
+    assert said in out + err
+
+
+def test_why_takes_words(capsys):
+    code, shown, _ = run(capsys, "plan", "beacon", "--why", "step time")
+    assert code == 0
+    assert shown.startswith("step_seconds = ")
+    code, shown, _ = run(capsys, "plan", "beacon", "--why", "step_seconds_main", "--json")
+    assert code == 0
+    assert json.loads(shown)["meaning"]
+    code, _, said = run(capsys, "plan", "beacon", "--why", "mfu")
+    assert code == 2
+    assert "mfu_causal = " in said
+
+
+def test_exit_code_is_1_where_risks_are_named(capsys):
+    assert run(capsys, "plan", "demo")[0] == 0
+    assert run(capsys, "plan", "beacon")[0] == 1
+    assert run(capsys, "plan", "demo", "--set", "optimizer.beta2=0.999")[0] == 1
+
+
+def test_every_preset_is_planned_and_fits_the_width_of_a_pipe(capsys):
+    for name in [*preset_names(), *preset_names("schedule")]:
+        code, shown, said = run(capsys, "plan", name)
+        assert code in (0, 1), said
+        assert max(map(len, shown.splitlines())) <= 120, name
+
+
+def test_the_summary_is_one_screen(capsys):
+    code, shown, _ = run(capsys, "plan", "beacon", "--summary")
+    assert code == 1
+    assert len(shown.splitlines()) < 32
+    assert "64.3 days" in shown
+    assert "Risks" in shown
+    assert "1  Inputs" not in shown
+
+
+def test_sources_that_do_not_exist_are_a_note(capsys):
+    text = (preset_directory() / "demo.toml").read_text()
+    text = text.replace('kind = "pydoc-topics"', 'kind = "text-tree"\npath = "texts/not-here"')
+    Path("mine.toml").write_text(text)
+    code, shown, _ = run(capsys, "plan", "mine.toml")
+    assert code == 0
+    assert "note: does not exist yet under this directory: prose (texts/not-here)" in " ".join(shown.split())
+    Path("texts/not-here").mkdir(parents=True)
+    assert "note:" not in run(capsys, "plan", "mine.toml")[1]
+
+
+# --- clusters and layouts
+
+
+def test_a_cluster_replaces_devices_and_layouts(capsys):
+    code, shown, said = run(capsys, "plan", "llama3-8b", "--cluster", "64xH100-SXM", "--json")
+    assert code in (0, 1), said
+    plan = json.loads(shown)
+    assert plan["values"]["processes"]["value"] == 64
+    assert any("no layout is stated" in note for note in plan["notes"])
+
+
+def test_layouts_of_the_command_line(capsys):
+    code, shown, said = run(capsys, "plan", "llama3-8b", "--layout", "tp=8", "--json")
+    assert code in (0, 1), said
+    values = json.loads(shown)["values"]
+    world = values["processes"]["value"]
+    assert f"tp 8, dp_shard {world // 8}" in values["layout_main"]["value"]
+
+
+@pytest.mark.parametrize(
+    ("layout", "said"),
+    [
+        ("tp=7", "no multiple"),
+        ("tpp=8", "did you mean tp"),
+        ("tp", "has no value"),
+        ("tp=8,dp=3", "a layout of 24 for 512 devices"),
+        ("nowhere:tp=8", "layouts.nowhere is for no stage of the recipe"),
+        ("tp=-1", "tp"),
+        ("", ""),
+    ],
+)
+def test_layouts_that_cannot_be_are_refused_with_the_way_out(capsys, layout, said):
+    code, _, err = run(capsys, "plan", "llama3-8b", "--layout", layout)
+    assert code == 2
+    assert said in err
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize("cluster", ["12xH100-SXM", "0xH100-SXM", "8xZ9000", "8", "-8xH100-SXM", "1.5xH100-SXM"])
+def test_clusters_that_cannot_be_are_refused(capsys, cluster):
+    code, _, err = run(capsys, "plan", "llama3-8b", f"--cluster={cluster}")
+    assert code == 2
+    assert "way out" in err
+
+
+def test_schedules_have_no_devices(capsys):
+    assert run(capsys, "plan", "mai")[0] in (0, 1)
+    for option in (("--cluster", "8xH100-SXM"), ("--search",), ("--layout", "tp=8"), ("--simulate",)):
+        code, _, err = run(capsys, "plan", "mai", *option)
+        assert code == 2
+        assert option[0] in err
+
+
+def test_sections_on_demand(capsys):
+    plain = run(capsys, "plan", "llama3-8b")[1]
+    for option, title in (("--sheet", "Communication"), ("--search", "Layouts that can be"), ("--simulate", "imulat")):
+        assert title in run(capsys, "plan", "llama3-8b", option)[1], option
+        assert option == "--simulate" or title not in plain
+
+
+# --- compare
+
+
+def test_compare_two_recipes(capsys):
+    code, shown, said = run(capsys, "plan", "compare", "llama3-8b", "llama3-70b")
+    assert code == 0, said
+    assert shown.startswith("llama3-8b  against  llama3-70b")
+    assert re.search(r"parameters +8.03B parameters +70.55B parameters +8.79", shown)
+
+
+def test_compare_one_recipe_on_two_clusters(capsys):
+    arguments = ("llama3-8b", "--cluster", "8xH100-SXM", "--cluster", "16xH100-SXM")
+    code, shown, said = run(capsys, "plan", "compare", *arguments, "--json")
+    assert code == 0, said
+    plain = json.loads(shown)
+    assert plain["plans"] == ["8xH100-SXM", "16xH100-SXM"]
+    at = ("llama3-8b@8xH100-SXM", "llama3-8b@16xH100-SXM")
+    again = json.loads(run(capsys, "plan", "compare", *at, "--json")[1])
+    assert again["rows"] == plain["rows"]
+
+
+def test_compare_two_layouts(capsys):
+    code, shown, said = run(capsys, "plan", "compare", "llama3-8b", "--layout", "tp=1", "--layout", "tp=8", "--json")
+    assert code == 0, said
+    step = next(row for row in json.loads(shown)["rows"] if row["name"] == "step_seconds_main")
+    assert step["differs"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ((), "no recipe to compare"),
+        (("demo",), "demo alone"),
+        (("demo", "demo", "demo"), "3 recipes"),
+        (("beacon@8xH100-SXM", "demo", "--cluster", "8xH100-SXM"), "a side has one cluster"),
+        (("demo", "nonsense"), "there is no preset named 'nonsense'"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused(capsys, arguments, said):
+    code, _, err = run(capsys, "plan", "compare", *arguments)
+    assert code == 2
+    assert said in err
+
+
+# --- worksheet, page
+
+
+def test_worksheet(capsys):
+    code, shown, said = run(capsys, "plan", "worksheet", "example")
+    assert code in (0, 1), said
+    assert "Reservation" in shown
+    code, shown, _ = run(capsys, "plan", "worksheet", "example", "--why", "reserved hours")
+    assert code == 0
+    assert shown.startswith("reserved_hours = ")
+    assert run(capsys, "plan", "worksheet", "nothing")[0] == 2
+
+
+def test_html_is_one_page(capsys):
+    code, shown, _ = run(capsys, "plan", "demo", "--html")
+    assert code == 0
+    assert shown.startswith("<!doctype html>")
+    assert shown.rstrip().endswith("</html>")
+
+
+# --- calibrate
+
+
+def test_calibrate_refuses_what_is_no_run(capsys, tmp_path):
+    code, _, err = run(capsys, "plan", "calibrate", str(tmp_path))
+    assert code == 2
+    assert "is not a run directory" in err
+
+
+def test_calibrate_writes_a_file_that_plan_takes(capsys, tmp_path, monkeypatch):
+    from headway.base.digests import digest_json
+    from headway.plan import calibration
+
+    content = {"kind": "calibration", "schema_version": 1, "tokens_per_second": 1000.0, "seconds_per_save": 0.5}
+    content |= {
+        "stages": {"main": {"tokens_per_second": 1000.0, "low": 900.0, "high": 1100.0, "step_seconds": 4.0, "steps_timed": 9}}
+    }
+    measured = {**content, "measured_on": {"name": "mine"}}
+    measured["digest"] = digest_json(measured)
+    monkeypatch.setattr(calibration, "calibration_of_run", lambda _: measured)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "run.json").write_text("{}")
+    code, shown, said = run(capsys, "plan", "calibrate", "run")
+    assert code == 0, said
+    assert "headway plan RECIPE --calibration mine.calibration.json" in shown
+    assert json.loads(Path("mine.calibration.json").read_text()) == measured
+    assert run(capsys, "plan", "calibrate", "run", "--out", ".")[0] == 2
+
+
+def test_a_calibration_file_that_was_edited_is_refused(capsys):
+    Path("c.json").write_text('{"kind": "calibration", "schema_version": 1, "digest": "sha256:0"}')
+    code, _, err = run(capsys, "plan", "demo", "--calibration", "c.json")
+    assert code == 2
+    assert "was changed after it was written" in err

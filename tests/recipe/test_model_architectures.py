@@ -1,0 +1,288 @@
+"""Every architecture as a recipe: read, resolved, refused where it contradicts itself; digests of earlier recipes stay."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+
+from headway.base.errors import ConfigError
+from headway.recipe.load import load_recipe
+from headway.recipe.resolve import default_ffn_width, resolve
+from headway.recipe.roles import Role, decays, init_std, parameter_shapes
+from headway.recipe.spec import ADDED_TO_MODEL, ExpertsSpec, LatentSpec, ModelSpec, Spec
+from headway.recipe.trainable import untrainable
+
+PLAIN = """\
+kind = "recipe"
+name = "tiny"
+[tokenizer]
+vocabulary = 512
+[model]
+layers = 4
+width = 64
+heads = 4
+{model}
+[data]
+[[data.sources]]
+name = "a"
+kind = "undisclosed"
+{source}
+[[data.sources]]
+name = "b"
+kind = "undisclosed"
+[[stages]]
+name = "main"
+tokens = "80k"
+sequence = 128
+batch = "1k"
+mixture = {{ a = 3, b = 1 }}
+[[stages]]
+name = "long"
+tokens = "20k"
+sequence = 256
+batch = "1k"
+mixture = {{ a = 1 }}
+[optimizer]
+peak_rate = 1e-3
+[evaluation]
+every = "20k"
+"""
+LATENT = "[model.latent]\nquery_rank = 24\nkv_rank = 16\nnope_width = 8\nrope_width = 4\nvalue_width = 6"
+EXPERTS = "[model.experts]\nexperts = 8\ntop_k = 2\nwidth = 32"
+EVERYTHING = (
+    'ffn = "gelu"\nnorm = "layernorm"\nblock = "sandwich"\nbias = "norm"\nembedding_norm = true\nwindow = 64\n'
+    'full_attention_every = 2\nmtp_layers = 1\nnominal_parameters = "400B"\n'
+    f"{LATENT}\n{EXPERTS}\nshared = 1\ndense_layers = 1\nevery = 3\nrouter_bias = true"
+)
+
+
+@pytest.fixture
+def load(tmp_path: Path):
+    def read(model: str = "", *, source: str = ""):
+        (tmp_path / "r.toml").write_text(PLAIN.format(model=model, source=source))
+        return load_recipe(tmp_path / "r.toml")
+
+    return read
+
+
+@pytest.fixture
+def refused(load):
+    """What a check says of a recipe: (line of the file, all of the message)."""
+
+    def find(model: str = "", *, source: str = "") -> list[str]:
+        with pytest.raises(ConfigError) as error:
+            load(model, source=source)
+        for problem in error.value.problems:
+            assert problem.seen, problem
+            assert problem.rule, problem
+            assert problem.way_out, problem
+            assert problem.where.rpartition(":")[2].isdecimal(), problem
+        return [f"{p.seen} | {p.rule} | {p.way_out}" for p in error.value.problems]
+
+    return find
+
+
+def model_of(loaded) -> ModelSpec:
+    return resolve(loaded, None).model
+
+
+# --- read and resolved
+
+
+def test_everything_that_can_be_described(load):
+    model = model_of(load(EVERYTHING))
+    assert (model.ffn, model.norm, model.block, model.bias) == ("gelu", "layernorm", "sandwich", "norm")
+    assert model.latent == LatentSpec(query_rank=24, kv_rank=16, nope_width=8, rope_width=4, value_width=6)
+    assert model.experts == ExpertsSpec(8, 2, 32, shared=1, dense_layers=1, every=3, router_bias=True)
+    assert (model.window, model.full_attention_every, model.mtp_layers) == (64, 2, 1)
+    assert model.nominal_parameters == 400_000_000_000
+    assert model.embedding_norm
+    assert model.ffn_width == 4 * 64  # no gate
+
+
+def test_latent_attention_decides_the_widths_of_heads(load):
+    model = model_of(load(LATENT))
+    assert (model.head_width, model.value_width, model.kv_heads) == (12, 6, 4)
+    assert not model.qk_norm  # its ranks have norms
+    assert model_of(load("")).value_width == 16
+
+
+def test_which_layers_have_experts_and_windows(load):
+    model = model_of(load(f"{EXPERTS}\ndense_layers = 1\nevery = 2".replace("[model.exp", "window = 64\n[model.exp")))
+    assert [model.has_experts(layer) for layer in range(4)] == [False, False, True, False]
+    assert all(model.is_windowed(layer) for layer in range(4))  # a window and nothing else: every layer
+    every_second = dataclasses.replace(model, full_attention_every=2)
+    assert [every_second.is_windowed(layer) for layer in range(4)] == [True, False, True, False]
+
+
+def test_a_gate_makes_the_default_feed_forward_narrower():
+    assert (default_ffn_width(4096), default_ffn_width(4096, gated=False)) == (10944, 16384)
+
+
+@pytest.mark.parametrize(
+    "text", ["", EVERYTHING, f'position = "learned"\npositions = 256\nbias = "all"\nnorm = "layernorm"\n{EXPERTS}']
+)
+def test_a_spec_of_any_architecture_survives_json(load, text):
+    spec = resolve(load(text), None)
+    again = Spec.from_json(json.loads(json.dumps(spec.to_json())))
+    assert again == spec
+    assert again.digest() == spec.digest()
+
+
+def test_a_spec_saved_before_these_fields_reads_as_it_was(load):
+    """What is at its default is not saved: an older file has the same keys, and the same digest."""
+    spec = resolve(load(""), None)
+    plain = json.loads(json.dumps(spec.to_json()))
+    assert not set(plain["model"]) & set(ADDED_TO_MODEL)
+    assert len(plain["model"]) == 12
+    assert Spec.from_json(plain).digest() == spec.digest()
+    for name, value in (("window", 64), ("mtp_layers", 1), ("bias", "qkv"), ("nominal_parameters", 7)):
+        changed = dataclasses.replace(spec, model=dataclasses.replace(spec.model, **{name: value}))
+        assert changed.digest() != spec.digest()
+        assert changed.to_json()["model"].keys() == {*plain["model"], name}
+
+
+def test_a_default_spelt_out_is_the_same_recipe(load):
+    plain = load("").digest
+    spelt = 'ffn = "swiglu"\nblock = "pre"\nbias = "none"\nposition = "rope"\nfull_attention_every = 0\nmtp_layers = 0'
+    assert load(spelt).digest == plain
+    for other in ('ffn = "gelu"', "window = 64", LATENT, 'nominal_parameters = "1M"'):
+        assert load(other).digest != plain
+    assert load(source='inventory = "1M"').digest != plain
+
+
+# --- refused
+
+
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        (EXPERTS.replace("top_k = 2", "top_k = 9"), "experts fewer than top-k: 8 experts, 9 chosen"),
+        (f"{EXPERTS}\ndense_layers = 4", "no layer has experts: the first would be layer 5 of 4"),
+        (f"{EXPERTS}\ndense_layers = 2\nevery = 3", "no layer has experts: the first would be layer 5 of 4"),
+        (f"{EXPERTS}\ngroups = 3", "8 experts do not divide into 3 groups"),
+        (f"{EXPERTS}\ngroups = 2\ngroups_per_token = 3", "in at most 3 groups, and there are 2"),
+        (f"{EXPERTS}\ngroups = 8\ngroups_per_token = 1", "1 groups hold 1 experts, a token passes 2"),
+        ("window = 129", "the window of 129 tokens is longer than a sequence of stage 'main', 128"),
+        ("window = 64\nfull_attention_every = 1", "every layer sees all before a token, and none has the window"),
+        ("full_attention_every = 2", "full_attention_every = 2 without a window"),
+        ('position = "learned"\npositions = 255', "sequences of 256 in stage 'long', and 255 learned positions"),
+        ('position = "learned"', "positions is not given"),
+        ("positions = 512", "position is 'rope', positions = 512"),
+        ('bias = "norm"', "only a layernorm has a bias"),
+        (f"kv_heads = 2\n{LATENT}", "kv_heads = 2 beside latent attention of 4 heads"),
+        (f"head_width = 16\n{LATENT}", "whose queries are 12 wide"),
+        (f'bias = "qkv"\n{LATENT}', "the projections of latent attention have no biases"),
+        (LATENT.replace("rope_width = 4", "rope_width = 3"), "rope_width is 3"),
+        (LATENT.replace("rope_width = 4", "rope_width = 0"), "rope_width is even and not 0"),
+        (f'position = "none"\n{LATENT}', "rope_width is 4, position is 'none'"),
+        ("head_width = 15", "RoPE turns pairs of values: heads have an even width"),
+        ("kv_heads = 3", "4 query heads cannot share 3"),
+        ('nominal_parameters = "400B tokens"', "'400B tokens' is not a number of parameters"),
+        ('nominal_parameters = "-7B"', "'-7B' is not a number of parameters"),
+        ("window = -1", "greater than or equal to 1"),
+        ('ffn = "swigluu"', "did you mean swiglu?"),
+    ],
+)
+def test_architectures_that_contradict_themselves(load, model, said):
+    with pytest.raises(ConfigError) as error:
+        load(model)
+    assert said in str(error.value)
+    assert len(error.value.problems) == 1
+
+
+def test_each_refusal_says_what_was_seen_the_rule_and_the_way_out(refused):
+    found = refused('window = 300\nposition = "learned"\npositions = 100\n' + EXPERTS.replace("experts = 8", "experts = 1"))
+    assert len(found) == 5  # top-k, two stages and the window, two stages and the positions
+    assert any("top_k is at most 1" in text for text in found)
+    assert any("model.positions is at least 256" in text for text in found)
+
+
+@pytest.mark.parametrize("position", ["learned", "none"])
+def test_only_rope_needs_even_heads(load, position):
+    table = "\npositions = 256" if position == "learned" else ""
+    assert model_of(load(f'head_width = 15\nposition = "{position}"{table}')).head_width == 15
+
+
+# --- data that is only declared
+
+
+def test_an_inventory_is_the_size_of_a_source_in_a_draft(load):
+    spec = resolve(load(source='inventory = "2M"'), None)
+    assert [source.tokens for source in spec.sources] == [2_000_000, 0]
+
+
+def test_tokens_above_data_times_caps(refused):
+    """Stage main takes 60,000 of its 80,000 tokens from a, stage long all of its 20,000."""
+    (found,) = refused(source='inventory = "25k"\ncap_epochs = 2')
+    assert "tokens above data x caps: the stages take 80k of source 'a', which has 25k: 3.2 passes" in found
+    assert "cap_epochs allows 2 passes, 50k tokens" in found
+    assert "0.625 of its weight would fit" in found
+    assert "raise cap_epochs to 3.2" in found
+
+
+@pytest.mark.parametrize("source", ['inventory = "20k"\ncap_epochs = 4', 'inventory = "25k"', "cap_epochs = 1"])
+def test_data_that_suffices_or_is_not_known_to_fall_short(load, source):
+    """80,000 tokens are exactly four passes over 20,000."""
+    load(source=source)
+
+
+# --- parameters by role
+
+
+def test_new_parameters_have_names_and_roles(load):
+    shapes = {shape.name: shape for shape in parameter_shapes(model_of(load(EVERYTHING)))}
+    assert shapes["layers.3.experts.down.weight"].shape == (8, 64, 32)
+    assert shapes["layers.3.router.weight"].shape == (8, 64)
+    assert shapes["layers.3.router.bias"].role is Role.BIAS
+    assert shapes["layers.3.shared.up.weight"].shape == (32, 64)
+    assert "layers.3.experts.gate.weight" not in shapes  # gelu
+    assert "layers.0.experts.up.weight" not in shapes
+    assert "layers.0.ffn.up.weight" in shapes
+    assert shapes["layers.0.attention.kv.weight"].shape == (4 * (8 + 6), 16)
+    assert shapes["mtp.0.project.weight"].shape == (64, 128)
+    assert shapes["embed_norm.bias"].role is Role.BIAS
+    assert "layers.0.attention.q.bias" not in shapes
+
+
+def test_biases_begin_at_zero_and_do_not_decay(load):
+    model = model_of(load(""))
+    assert init_std(Role.BIAS, model) == 0.0
+    assert init_std(Role.GAIN, model) is None
+    assert not decays(Role.BIAS)
+
+
+@pytest.mark.parametrize(
+    ("model", "named"),
+    [
+        ("", []),
+        ("qk_norm = false\ntied_embeddings = true\nnominal_parameters = 7", []),
+        ('ffn = "geglu"', ["ffn = 'geglu'"]),
+        ('norm = "layernorm"', ["norm = 'layernorm'"]),
+        ('block = "post"', ["block = 'post'"]),
+        ('bias = "qkv"', ["bias = 'qkv'"]),
+        ('position = "none"', ["position = 'none'"]),
+        ('qk_norm_over = "all"', ["qk_norm_over = 'all'"]),
+        ('qk_norm_over = "all"\nqk_norm = false', []),
+        ("embedding_norm = true", ["embedding_norm"]),
+        ("window = 64", ["window = 64"]),
+        (LATENT, ["latent (latent attention)"]),
+        (EXPERTS, ["experts (mixture of experts)"]),
+        ("mtp_layers = 2", ["mtp_layers = 2"]),
+    ],
+)
+def test_what_the_engine_cannot_build(load, model, named):
+    assert untrainable(model_of(load(model))) == named
+
+
+def test_every_field_of_the_model_is_considered():
+    """A field that comes later must be refused until the engine builds it, or be listed here as built."""
+    built = {"kv_heads", "head_width", "ffn_width", "rope_base", "norm_epsilon", "qk_norm", "tied_embeddings", "init_std"}
+    built |= {"layers", "width", "heads", "vocabulary"}
+    only_beside_others = {"positions", "full_attention_every", "nominal_parameters"}
+    text = Path(untrainable.__code__.co_filename).read_text()
+    for field in dataclasses.fields(ModelSpec):
+        assert field.name in built | only_beside_others or f'"{field.name}"' in text or f"model.{field.name}" in text, field.name
