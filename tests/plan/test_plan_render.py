@@ -41,7 +41,7 @@ def test_the_first_screen_says_what_everybody_looks_for():
         "64.3 days",
         "MFU",
         "of 80 GiB",
-        "5.91 TiB",
+        "6.49 TB",
         "nats/token",
         "risks",
     ):

@@ -114,6 +114,14 @@ def format_bytes(number: float) -> str:
     return f"{number:.0f} B"
 
 
+def format_storage(number: float) -> str:
+    """Decimal units, three significant figures, as storage is sold: 6.4 TB."""
+    for size, unit in ((1e15, "PB"), (1e12, "TB"), (1e9, "GB")):
+        if abs(number) >= size * 0.9995:
+            return f"{number / size:.3g} {unit}"
+    return format_bytes(number)
+
+
 def format_seconds(seconds: float) -> str:
     """``0.0042 -> "4.2 ms"``, ``75 -> "1 min 15 s"``, ``1e6 -> "11.6 days"``."""
     if seconds < 0:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Union
 
-from headway.base.units import format_bytes, format_count, format_seconds
+from headway.base.units import format_bytes, format_count, format_seconds, format_storage
 
 Input = Union["Quantity", float, int, str, None]
 
@@ -68,9 +68,9 @@ class Quantity:
 
 
 def show_number(value: float, unit: str) -> str:
-    """By dimension: bytes in binary units, durations in words, shares in per cent, counts with their size."""
+    """By dimension: bytes as memory or storage are measured, durations in words, shares in per cent, counts with their size."""
     if unit == "bytes":
-        return format_bytes(value)
+        return format_storage(value) if abs(value) >= STORAGE_BYTES else format_bytes(value)
     if unit == "seconds":
         return format_seconds(value)
     if unit == "share":
@@ -94,6 +94,8 @@ def show_whole(value: int) -> str:
     return f"{value / size:.4g}{letter}"
 
 
+STORAGE_BYTES = 5e11
+"""From here on sizes are of storage, which is counted in powers of ten (6.4 TB); no device's memory is as large."""
 READ_AT_A_GLANCE = 10**7
 SIZES = ((1e15, "P"), (1e12, "T"), (1e9, "B"), (1e6, "M"))
 
