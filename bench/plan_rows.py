@@ -18,6 +18,7 @@ from typing import Any
 
 from headway.formulas.chips import find_chip
 from headway.formulas.flops import Convention, flops_per_token
+from headway.formulas.megatron import megatron_hardware_flops
 from headway.plan.work import Cluster, Implementation, Layout, Pipeline, Recompute, Work
 from headway.recipe.spec import ModelSpec
 
@@ -194,7 +195,7 @@ def _titan_row(line: dict[str, str]) -> Row | None:
     )
     size = line["model"].rpartition("-")[2]
     compiled = "compile" in lower or "TP" in line["parallelism"]  # the asynchronous-TP page compiles all of its rows
-    how = Implementation(fused=compiled, overlap_tp="async" in lower)
+    how = Implementation(fused=compiled, overlap_tp="async" in lower, flash_generation=2)
     precision = "float8" if line["precision"].startswith("fp8") else "bfloat16"
     work = Work(
         model=LLAMA[size],
@@ -224,10 +225,8 @@ def rate_seconds(work: Work, flops_per_second: float, convention: Convention, ag
 
 
 def megatron_hardware_seconds(work: Work, flops_per_second: float) -> float:
-    """By the papers' own count with full recomputation, 96 B s l h^2 (1 + s / 6h + V / 16 l h) (arXiv 2104.04473)."""
-    m, s = work.model, work.sequence
-    flops = 96 * work.tokens * m.layers * m.width**2 * (1 + s / (6 * m.width) + m.vocabulary / (16 * m.layers * m.width))
-    return flops / flops_per_second
+    """By the papers' own count with full recomputation."""
+    return megatron_hardware_flops(work.model, work.sequence, work.batch) / flops_per_second
 
 
 def published() -> list[Row]:

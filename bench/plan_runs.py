@@ -58,7 +58,7 @@ def _frontier() -> list[Run]:
     llama = Layout(tp=8, pp=16, dp_shard=128, virtual=8, pipeline=Pipeline.INTERLEAVED)
     latent, experts = LatentSpec(1536, 512, 128, 64, 128), ExpertsSpec(256, 8, 2048, 1, 3, 1, True, 8, 4)
     v3 = model(61, 7168, 128, 129_280, head_width=192, ffn_width=18_432, latent=latent, experts=experts)
-    dual = Layout(pp=16, dp_shard=128, ep=64, zero=1, pipeline=Pipeline.ZERO_BUBBLE)
+    dual = Layout(pp=16, dp_shard=128, ep=64, zero=1, pipeline=Pipeline.ZERO_BUBBLE, recompute=Recompute.LIGHT)
     palm = model(118, 18_432, 48, 256_000, kv_heads=1, head_width=256, block="parallel", tied_embeddings=True)
     pods = Layout(tp=12, dp_replicate=2, dp_shard=256, micro_batch=4, recompute=Recompute.FULL)
     v3_work = _work(v3, 4096, 15_360, precision="float8", implementation=Implementation(overlap_ep=True))

@@ -196,6 +196,9 @@ def test_the_rate_of_a_job_is_its_devices_rate():
 def test_small_jobs_part_from_the_rate_model():
     """By its node rate the cluster's 1,024-device jobs would last 28.8 h; they were measured at 7.9 h, jobs of 8 at 47.7 d."""
     divergence = failure_rates.small_job_divergence()
+    assert "not verified" in divergence.source
+    assert "not verified" not in failure_rates.LLAMA_3.cited
+    assert "assumed" in failure_rates.device_between(None, 16_384).source
     assert divergence.value == pytest.approx(28.846 / 7.9, rel=1e-3)
     assert divergence.low == pytest.approx(1000 / 6.5 / 47.7, rel=1e-3)
     rates = {rate.name: rate for rate in failure_rates.MEASURED_RATES}

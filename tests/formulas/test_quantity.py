@@ -46,5 +46,15 @@ def test_json_names_the_quantities_it_stands_on():
 def test_a_quantity_is_finite_and_inside_its_range():
     with pytest.raises(ValueError, match="finite or unknown"):
         Quantity("a", math.inf, "", "")
-    with pytest.raises(AssertionError):
-        Quantity("a", 5.0, "", "", low=6.0, high=7.0)
+    for outside in ({"low": 6.0, "high": 7.0}, {"low": 6.0}, {"high": 4.0}):
+        with pytest.raises(ValueError, match="outside its range"):
+            Quantity("a", 5.0, "", "", **outside)
+    for value in ("5 to 7", None):
+        with pytest.raises(ValueError, match="only numbers"):
+            Quantity("a", value, "", "", low=5.0, high=7.0)
+
+
+def test_a_bound_of_zero_is_a_bound():
+    quantity = Quantity("a", 5.0, "", "", low=0.0, high=7.0)
+    assert (quantity.at("low"), quantity.at("high")) == (0.0, 7.0)
+    assert Quantity("a", 5.0, "", "").at("low") == Quantity("a", 5, "", "", low=0.0).at("high") == 5.0

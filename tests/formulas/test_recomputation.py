@@ -4,24 +4,23 @@ from __future__ import annotations
 
 import csv
 import json
+from dataclasses import replace
 
 import pytest
 from architectures import models
 from hypothesis import given
 from hypothesis import strategies as st
-from known_models import KNOWN, gpt
+from known_models import DEEPSEEK_V3, KNOWN, gpt
 from test_flops_conventions import CONVENTIONS, LENGTHS, LLAMA_8B
 from test_parameter_counts import WITH_MTP, golden
 
-from headway.formulas.flops import Convention, attention_flops_per_token, flops_per_token, forward_flops_per_token
+from headway.formulas.flops import Convention, attention_flops_per_token, flops_per_token
 from headway.formulas.megatron import korthikanti_hardware_flops, megatron_hardware_flops, megatron_model_flops
 from headway.formulas.parameters import count_parameters
 from headway.formulas.recompute import (
     Recompute,
     hardware_flops_per_token,
-    hfu_to_mfu,
     mfu,
-    mfu_to_hfu,
     recompute_factor,
 )
 from headway.plan.work import Recompute as RecomputeOfPlans
@@ -90,15 +89,23 @@ def test_full_recomputation_is_8_n_d():
 def test_heads_are_not_recomputed(model: ModelSpec):
     extra = hardware_flops_per_token(model, 4096, CAUSAL, Recompute.FULL) - flops_per_token(model, 4096, CAUSAL)
     heads = 2 * model.vocabulary * model.width * (1 + model.mtp_layers)
-    assert extra == pytest.approx(forward_flops_per_token(model, 4096, CAUSAL) - heads)
+    assert extra == pytest.approx(flops_per_token(model, 4096, CAUSAL) / 3 - heads)
     assert extra > 2 * 0.8 * count_parameters(model).active_in_products
 
 
+def test_light_repeats_what_comes_up_from_latents_in_every_block():
+    """DeepSeek-V3: 61 layers and one head for a further token, whose block is one more."""
+    latent, heads = DEEPSEEK_V3.latent, DEEPSEEK_V3.heads
+    each = latent.query_rank * heads * 192 + latent.kv_rank * heads * (latent.nope_width + latent.value_width)
+    for further in (0, 1, 2):
+        model = replace(DEEPSEEK_V3, mtp_layers=further)
+        extra = hardware_flops_per_token(model, 4096, CAUSAL, Recompute.LIGHT) - flops_per_token(model, 4096, CAUSAL)
+        assert extra == pytest.approx(2 * (61 + further) * each)
+
+
 @given(models(), LENGTHS, CONVENTIONS, st.sampled_from(Recompute), st.booleans())
-def test_mfu_and_hfu_convert_into_each_other(model, length, convention, recompute, flash):
-    hfu = mfu_to_hfu(0.4, model, length, convention, recompute, flash=flash)
-    assert hfu_to_mfu(hfu, model, length, convention, recompute, flash=flash) == pytest.approx(0.4)
-    assert 0.4 - 1e-12 <= hfu <= 0.4 * 4 / 3 + 1e-12
+def test_hfu_is_mfu_and_at_most_a_third_more(model, length, convention, recompute, flash):
+    assert 1 - 1e-12 <= recompute_factor(model, length, convention, recompute, flash=flash) <= 4 / 3 + 1e-12
 
 
 @given(models(), LENGTHS, CONVENTIONS)

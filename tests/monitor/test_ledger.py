@@ -26,7 +26,7 @@ def start(history: History, parent: int | None, restored: int) -> None:
 
 
 def recovery_trace() -> History:
-    """Mission text 002: save at 3, fail after 5, restore, run 4-6, commit 6."""
+    """Worked by hand: save at 3, fail after 5, restore, run 4-6, commit 6."""
     history = History()
     history.open()
     start(history, None, 0)

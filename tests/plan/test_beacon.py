@@ -1,4 +1,4 @@
-"""The worked plan of mission text 001, figure by figure, through the planner that everybody uses."""
+"""The Beacon plan (docs/sources.md), figure by figure, through the planner that everybody uses."""
 
 from __future__ import annotations
 
@@ -204,3 +204,14 @@ def test_no_napkin_without_its_fourth_input():
     description = describe("llama3-405b", None, None, runnable=False)
     made = make_plan(resolve(description.loaded, None), description.deployment)
     assert not any(name.startswith("napkin_") for name in made.known())
+
+
+def test_a_napkin_recovers_as_the_plan_does():
+    """What a failure costs is its detection and its restart, in both."""
+    made = []
+    for detection in ("0s", "6min"):
+        description = describe("beacon", [f"deployment.failures.detection={detection}"], None, runnable=False)
+        made.append(make_plan(resolve(description.loaded, None), description.deployment))
+    without, found = (plan.quantity("napkin_lost_seconds").number() for plan in made)
+    assert found == pytest.approx(without * (15 + 12) / (15 + 6))
+    assert found == pytest.approx(made[1].quantity("lost_to_failures_seconds").number(), rel=2e-3)

@@ -14,7 +14,7 @@ from scaling_cases import demo_facts, facts_of, named, with_inventory, with_mode
 
 from headway.base.errors import ConfigError
 from headway.plan.laws.capacity import capacity_section, cheapest, effective_tokens, optimum_span, tokens_per_parameter
-from headway.plan.laws.repetition import exposures, refuse_beyond_inventory, run_effective_tokens
+from headway.plan.laws.repetition import exposures, run_effective_tokens
 from headway.plan.laws.scaling_laws import iso_compute_pairs
 from headway.plan.laws.scaling_sets import (
     C4,
@@ -206,24 +206,12 @@ def test_repetition_of_a_run_is_per_source(worked):
     section = capacity_section(facts)
     assert named(section.quantities)["loss_of_repetition"].value > 0
     assert section.tables[-1].title == "Repeated data at what it is worth"
-    refuse_beyond_inventory(facts)  # no caps
 
 
 def test_unknown_inventories_are_not_guessed(worked):
     facts = facts_of(worked)
     assert run_effective_tokens(facts) is None
     assert named(capacity_section(facts).quantities)["effective_tokens"].value is None
-
-
-def test_more_than_inventory_and_cap_allow_is_refused(worked):
-    from dataclasses import replace
-
-    spec = with_inventory(worked, 20 * 10**12, 10**12)
-    spec = replace(spec, sources=tuple(replace(source, cap_epochs=2.0) for source in spec.sources))
-    with pytest.raises(ConfigError, match="code") as error:
-        refuse_beyond_inventory(facts_of(spec))
-    assert len(error.value.problems) == 1
-    assert "2e+12" in str(error.value)
 
 
 # --- the section ------------------------------------------------------------------------------------------------------------
@@ -233,7 +221,8 @@ def test_worked_plan(worked):
     """400 B on 15 T: 37.5 tokens per parameter, 3.6e25 FLOP; every law has its own optimum, the band holds them all."""
     section = capacity_section(facts_of(worked))
     known = named(section.quantities)
-    assert known["tokens_per_active_parameter"].value == 37.5
+    assert known["tokens_per_parameter"].value == 37.5
+    assert not [name for name in known if name.endswith(("active_parameter", "stored_parameter"))], "of a dense model all are one"
     optimal = known["optimal_parameters"]
     assert optimal.inputs["C"].value == pytest.approx(3.6e25)
     assert all(optimal.low <= law.optimum(3.6e25).parameters <= optimal.high for law in OPTIMUM_LAWS)
@@ -256,6 +245,11 @@ def test_experts_count_by_what_a_token_passes(worked):
     active = facts.parameters["active"].value
     assert active < facts.parameters["total"].value / 5
     assert known["tokens_per_active_parameter"].value == pytest.approx(15e12 / active)
+    assert known["tokens_per_stored_parameter"].value == pytest.approx(15e12 / facts.parameters["stored"].value)
+    named_so = facts_of(with_model(worked, experts=experts, nominal_parameters=10**12))
+    called = named(capacity_section(named_so).quantities)
+    assert called["tokens_per_parameter"].value == 15
+    assert called["tokens_per_active_parameter"].value == pytest.approx(15e12 / active), "a name does not change what is active"
 
 
 def test_a_run_far_below_the_laws_is_told_so():

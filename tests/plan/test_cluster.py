@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from headway.base.errors import ConfigError
 from headway.plan.cluster import cluster_of, layout_of, steps_between_checkpoints, work_of
-from headway.plan.work import Implementation, Layout, Pipeline, Recompute
+from headway.plan.work import SIZES, Cluster, Implementation, Layout, Pipeline, Recompute, Work
+from headway.recipe import deployment
+from headway.recipe.chips import find_chip
 from headway.recipe.cluster import with_cluster
+from headway.recipe.deployment import AXES
 from headway.recipe.load import load_deployment, load_recipe
 from headway.recipe.placement import settle
 from headway.recipe.resolve import resolve
@@ -44,6 +50,39 @@ def test_G2_no_cluster_is_made_up():
         cluster_of(rubin)
     assert cluster_of(with_cluster(load_deployment(), "72xRubin")).network == math.inf  # never asked for
     assert cluster_of(with_cluster(load_deployment(), "4xH100")).domain == 4
+
+
+@given(st.sampled_from([1, 2, 4, 8, 72]), st.integers(1, 64), st.sampled_from([1, 2, 4, 8, 16, 128]))
+def test_inside_and_spans_count_domains(domain, group, stride):
+    """Ranks 0, stride, 2 stride, ... of a group that begins with its domain."""
+    cluster = Cluster(chip=find_chip("H100-SXM"), chips=10**6, domain=domain, network=1.0)
+    if domain % stride and stride % domain:
+        return  # a stride that divides no domain
+    domains = [rank * stride // domain for rank in range(group)]
+    assert cluster.inside(group, stride) == domains.count(0)
+    assert cluster.spans(group, stride) == len(set(domains))
+
+
+@pytest.mark.parametrize(
+    ("stated", "planned_as"),
+    [
+        (deployment.Layout(), Layout()),
+        (deployment.Implementation(), Implementation()),
+        (deployment.State(), Work),
+    ],
+    ids=["layout", "implementation", "state"],
+)
+def test_what_is_declared_twice_has_the_same_fields_and_defaults(stated, planned_as):
+    fields = {field.name: field.default for field in dataclasses.fields(planned_as)}
+    shared = {name: fields[name] for name in stated.model_dump()}
+    assert shared == stated.model_dump()
+    assert planned_as is Work or fields.keys() == shared.keys()
+
+
+def test_axes_are_those_of_the_mesh():
+    primes = dict(zip(AXES, (2, 3, 5, 7, 11), strict=True))
+    assert Layout(**primes).world == deployment.Layout(**primes).world == 2310
+    assert set(SIZES) == {*AXES, "virtual", "ep"}
 
 
 def test_layouts_carry_every_field():

@@ -92,10 +92,19 @@ def test_a_parallel_block_sums_once() -> None:
     assert named(replace(WORK, model=replace(SMALL, block="parallel")), layout)["gather of inputs"].calls == two / 2
 
 
+def test_a_parallel_block_with_two_norms_reads_twice_and_sums_once() -> None:
+    """Attention and feed-forward read differently normed inputs, and their outputs are added before they are summed."""
+    layout = Layout(tp=4, zero=0)
+    plain, found = named(WORK, layout), named(replace(WORK, model=replace(SMALL, block="parallel-two-norms")), layout)
+    assert found["gather of inputs"].calls == plain["gather of inputs"].calls
+    assert found["scatter of outputs"].calls == plain["scatter of outputs"].calls / 2
+    assert found["gather of output gradients"].calls == plain["gather of output gradients"].calls / 2
+    assert found["scatter of input gradients"].calls == plain["scatter of input gradients"].calls
+
+
 def test_data_parallelism_by_zero() -> None:
     """2 (n-1)/n P for 0, 1 and 2, in bytes of what is moved; 3 gathers twice for each micro-batch."""
-    layout, count = Layout(dp_shard=8, micro_batch=1), count_parameters(SMALL).total
-    in_units = count - SMALL.width  # the last norm travels with nobody: 64 of 150 thousand
+    layout, in_units = Layout(dp_shard=8, micro_batch=1), count_parameters(SMALL).total
     share, passes = 7 / 8, 4
     sums = [volume(WORK, replace(layout, zero=zero), Axis.DP_SHARD, Axis.DP_REPLICATE) for zero in range(4)]
     assert sums[0] == pytest.approx(2 * share * 4 * in_units)
@@ -197,7 +206,7 @@ def test_a_tied_embedding_is_summed_between_the_ends() -> None:
     assert "gradients of the tied embedding" not in named(work, Layout(tp=2, zero=0))
 
 
-def test_the_405b_layout_of_the_mission() -> None:
+def test_the_405b_layout_of_the_beacon_plan() -> None:
     """One layer's forward and backward under tp 8: 8 x 7/8 x 2 s d = 1.9 GB; the shard of a rank: 405.9e9 / 128."""
     work = Work(model=LLAMA, sequence=8192, batch=2048)
     layout = Layout(pp=16, dp_shard=128, tp=8, zero=2)

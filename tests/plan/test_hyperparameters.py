@@ -73,8 +73,11 @@ def test_a_band_is_never_one_number(worked):
     rate, batch = known["peak_rate_band"], known["batch_band"]
     assert isinstance(rate.value, str)
     assert isinstance(batch.value, str)
-    assert (rate.low, rate.high) == (pytest.approx(0.00010608262889409143), pytest.approx(0.00019922245990398776))
-    assert (batch.low, batch.high) == (pytest.approx(19363154.13197852), pytest.approx(66811219.5738279))
+    assert not rate.is_estimate
+    assert not batch.is_estimate
+    rates, batches = (known[f"{name}_beyond_band"].inputs for name in ("peak_rate", "batch"))
+    assert (rates["low"], rates["high"]) == (pytest.approx(0.00010608262889409143), pytest.approx(0.00019922245990398776))
+    assert (batches["low"], batches["high"]) == (pytest.approx(19363154.13197852), pytest.approx(66811219.5738279))
     assert known["peak_rate_beyond_band"].value == pytest.approx(0.00010608262889409143 / 8e-5)
     assert known["main_batch"].value == 16_000_000
     assert known["batch_beyond_band"].value == pytest.approx(19363154.13 / 16e6)

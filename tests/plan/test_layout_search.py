@@ -12,10 +12,15 @@ import pytest
 
 from headway.base.errors import ConfigError
 from headway.formulas.chips import find_chip
+from headway.formulas.flops import Convention
+from headway.formulas.recompute import recompute_factor
 from headway.plan.layout.feasible import divisors, is_feasible
-from headway.plan.layout.search import Models, SearchResult, causal_mfu, least_bytes, least_seconds, rank_layouts, search
+from headway.plan.layout.ranking import TIE, Candidate, SearchResult, causal_mfu, chosen, least_seconds
+from headway.plan.layout.search import rank_layouts, search
 from headway.plan.layout.section import ranking_table, reasons_table
+from headway.plan.layout.shapes import shape_of
 from headway.plan.layout.sheet import communication_sheet, links
+from headway.plan.layout.sieve import PLANNED_SHARE, Models, least_bytes
 from headway.plan.step.communication import collectives
 from headway.plan.step.shares import busiest_blocks, rank_parameters
 from headway.plan.work import Cluster, Implementation, Layout, Pipeline, Recompute, Work
@@ -96,10 +101,13 @@ def every_layout(work: Work, cluster: Cluster) -> list[Layout]:
             continue
         mesh = Layout(tp=tp, cp=cp, pp=pp, dp_replicate=replicate, dp_shard=cluster.chips // (tp * cp * pp * replicate))
         for zero, size, virtual, kind in itertools.product(range(4), (1, 2, 4, 8, 16, 32, 64), (1, 2, 4, 8), Recompute):
-            order = Pipeline.INTERLEAVED if virtual > 1 else Pipeline.ONE_F_ONE_B
-            layout = replace(mesh, zero=zero, micro_batch=size, virtual=virtual, recompute=kind, pipeline=order)
-            if is_feasible(work, layout, cluster) and plain_memory(work, layout, cluster).total <= cluster.chip.memory_bytes:
-                made.append(layout)
+            orders = [Pipeline.INTERLEAVED if virtual > 1 else Pipeline.ONE_F_ONE_B]
+            orders += [Pipeline.ZERO_BUBBLE] if virtual == 1 and pp > 1 and zero <= 1 else []
+            for order in orders:
+                layout = replace(mesh, zero=zero, micro_batch=size, virtual=virtual, recompute=kind, pipeline=order)
+                need = plain_memory(work, layout, cluster).total
+                if is_feasible(work, layout, cluster) and need <= PLANNED_SHARE * cluster.chip.memory_bytes:
+                    made.append(layout)
     return made
 
 
@@ -107,20 +115,81 @@ def test_nothing_better_is_overlooked() -> None:
     fastest = min(plain_time(WORK, layout, CLUSTER).seconds for layout in every_layout(WORK, CLUSTER))
     result = found()
     assert result.best is not None
-    assert result.best.seconds == fastest
+    assert min(candidate.seconds for candidate in result.ranked) == fastest
+    assert result.best.seconds <= TIE * fastest
 
 
 def test_what_is_ranked_can_be_fits_and_is_in_order() -> None:
     result = found(limit=1000)
     assert len(result.ranked) == result.priced > 20
-    times = [candidate.seconds for candidate in result.ranked]
+    times = [candidate.seconds for candidate in result.ranked[1:]]  # behind what is chosen
     assert times == sorted(times)
     for candidate in result.ranked:
         assert is_feasible(WORK, candidate.layout, CLUSTER)
-        assert candidate.memory_bytes <= H100.memory_bytes
+        assert candidate.memory_bytes * 1.05 <= 0.97 * H100.memory_bytes
         assert candidate.seconds == plain_time(WORK, candidate.layout, CLUSTER).seconds
         assert candidate.mfu == causal_mfu(WORK, CLUSTER, candidate.seconds)
     assert len({candidate.layout for candidate in result.ranked}) == len(result.ranked)
+
+
+def candidate(layout: Layout, seconds: float, memory: float = 1.0) -> Candidate:
+    return Candidate(layout, seconds, seconds, seconds, 0.4, memory)
+
+
+def test_of_layouts_as_fast_as_each_other_the_simplest_is_chosen() -> None:
+    fastest = candidate(Layout(pp=2, dp_shard=8, virtual=8, pipeline=Pipeline.INTERLEAVED), 1.0)
+    sharded, cut = candidate(Layout(dp_shard=16), 1.02), candidate(Layout(cp=16), 1.01)
+    assert chosen([fastest, cut, sharded]) is sharded  # one axis, and no sequence is cut
+    assert chosen([fastest, cut]) is cut
+    assert chosen([fastest, candidate(Layout(dp_shard=16), 1.04)]) is fastest
+    twin = candidate(replace(fastest.layout, micro_batch=2), 1.0, memory=0.5)
+    assert chosen([fastest, twin]) is twin
+
+
+def test_a_tie_is_no_win_and_what_else_differs_is_said() -> None:
+    result = found()
+    assert result.best is not None
+    lines = {line.split()[0]: line for line in result.reasons()}
+    assert any("is chosen; best" in line and "within the model's error" in line for line in lines.values())
+    for other in result.alternatives:
+        if other.best is not None and other.axis in lines:
+            assert other.shown() in lines[other.axis]
+            assert ("within the model's error" in other.shown()) == (other.ratio <= TIE)
+            assert ("micro batch" in other.shown()) == (
+                other.axis != "micro_batch" and other.best.layout.micro_batch != result.best.layout.micro_batch
+            )
+
+
+def test_zero_bubble_is_offered_where_gradients_stay_whole() -> None:
+    orders = {c.layout.pipeline for c in found(limit=1000).ranked if c.layout.pp > 1 and c.layout.virtual == 1}
+    assert orders == {Pipeline.ONE_F_ONE_B, Pipeline.ZERO_BUBBLE}
+    assert "pp 2, zero-bubble, " in Layout(pp=2, pipeline=Pipeline.ZERO_BUBBLE).shown()
+    pinned = found(fixed={"zero": 3, "pp": 2}, limit=1000).ranked
+    assert pinned
+    assert all(one.layout.pipeline is not Pipeline.ZERO_BUBBLE for one in pinned)
+    assert {c.layout.pipeline for c in found(fixed={"pipeline": Pipeline.GPIPE}, limit=1000).ranked} == {Pipeline.GPIPE}
+
+
+def test_a_search_in_vain_names_the_rule_that_refused_most() -> None:
+    few = found(work=replace(WORK, batch=8), cluster=replace(CLUSTER, chips=16384))
+    assert few.best is None
+    rule, way_out = few.why_none()
+    assert rule.startswith("every replica has at least one sequence: ")
+    assert "replicas for a batch of 8 sequences" in rule
+    assert way_out == "fewer chips, or a larger batch"
+    large = found(work=replace(WORK, model=LLAMA), cluster=replace(CLUSTER, chips=8))
+    assert large.best is None
+    assert large.why_none()[1].startswith("more chips or memory")
+
+
+def test_a_search_among_shapes_looks_at_no_others() -> None:
+    all_of_them = found(limit=1000)
+    wanted = frozenset(shape_of(one.layout) for one in all_of_them.ranked[:20])
+    some = found(limit=1000, among=wanted)
+    assert {shape_of(one.layout) for one in some.ranked} <= wanted
+    assert some.fitting < all_of_them.fitting
+    assert some.best == all_of_them.best
+    assert any("looked at: the" in line for line in some.reasons())
 
 
 def test_the_order_is_the_same_every_time() -> None:
@@ -136,7 +205,7 @@ def test_recomputation_only_where_it_is_needed() -> None:
         seen.add(kind)
         if kind in less:
             lighter = replace(candidate.layout, recompute=less[kind])
-            assert plain_memory(WORK, lighter, CLUSTER).total > H100.memory_bytes
+            assert plain_memory(WORK, lighter, CLUSTER).total > PLANNED_SHARE * H100.memory_bytes
     assert len(seen) > 1
 
 
@@ -147,9 +216,10 @@ def test_alternatives_say_what_other_values_cost() -> None:
     assert others
     for other in others:
         same = [c for c in result.ranked if str(c.layout.pp) == other.value]
-        assert other.best == (same[0] if same else None)
-        if same:
-            assert other.ratio == same[0].seconds / result.best.seconds
+        assert (other.best in same) == bool(same)
+        if other.best:
+            assert other.best.seconds <= 1.01 * min(candidate.seconds for candidate in same)
+            assert other.ratio == other.best.seconds / result.best.seconds
     (crossing,) = [a for a in result.alternatives if a.axis == "tp" and a.value == "16"]
     assert crossing.note == "crosses the fast links"
     assert any("crosses the fast links" in reason for reason in result.reasons())
@@ -160,7 +230,8 @@ def test_what_does_not_fit_is_counted_with_the_closest() -> None:
     result = found(cluster=small)
     assert result.best is None
     assert result.closest is not None
-    assert result.closest[1] > 2e9
+    assert result.closest[1] > PLANNED_SHARE * 2e9
+    assert "of 1.86 GiB, of which 92 % is planned for" in result.reasons()[-1]
     assert result.too_large > 0
     assert result.reasons()[-1].startswith(f"{result.too_large:,} layouts do not fit; the closest needs ")
 
@@ -198,7 +269,7 @@ def test_a_ramp_asks_for_a_layout_that_serves_every_batch() -> None:
     ramped = found(limit=1000, batches=(4, 24))
     assert alone.best is not None
     assert ramped.best is not None
-    assert alone.best.layout.dp > 4 >= ramped.best.layout.dp
+    assert max(candidate.layout.dp for candidate in alone.ranked) > 4 >= max(candidate.layout.dp for candidate in ramped.ranked)
     for candidate in ramped.ranked:
         assert all(is_feasible(replace(WORK, batch=batch), candidate.layout, CLUSTER) for batch in (4, 24, 64))
     odd = [c.layout for c in found(limit=1000, batches=(9,)).ranked]  # 9 are no equal rounds of 4 stages
@@ -219,6 +290,18 @@ def test_bounds_are_bounds() -> None:
         assert least_seconds(WORK, candidate.layout, CLUSTER) < candidate.seconds
         shape = replace(candidate.layout, dp_shard=candidate.layout.dp, dp_replicate=1)
         assert least_bytes(WORK, shape) < candidate.memory_bytes
+
+
+def test_the_bound_counts_what_is_computed_twice() -> None:
+    """Of full recomputation less than a third: the head is computed once."""
+    plain, full = (least_seconds(WORK, Layout(dp_shard=16, recompute=how), CLUSTER) for how in (Recompute.NONE, Recompute.FULL))
+    assert full / plain == pytest.approx(recompute_factor(SMALL, 8192, Convention.CAUSAL, Recompute.FULL))
+    assert 1.2 < full / plain < 4 / 3 - 0.02
+    with_head_alone = replace(WORK, model=replace(SMALL, layers=1, vocabulary=2_000_000))
+    full, plain = (
+        least_seconds(with_head_alone, Layout(dp_shard=16, recompute=how), CLUSTER) for how in (Recompute.FULL, Recompute.NONE)
+    )
+    assert full / plain < 1.01
 
 
 def test_long_sequences_are_cut_and_short_ones_are_not() -> None:

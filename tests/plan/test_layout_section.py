@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,9 @@ from headway.base.errors import ConfigError
 from headway.formulas.flops import Convention, flops_per_token
 from headway.plan.facts import PlanFacts
 from headway.plan.layout.feasible import is_feasible
+from headway.plan.layout.fewer import as_fast_with_fewer, work_share
+from headway.plan.layout.ranking import TIE
+from headway.plan.layout.search import search_stage, searched, searched_for
 from headway.plan.layout.section import communication_section, layout_section, parse_layout
 from headway.plan.work import Layout, Pipeline, Recompute
 from headway.recipe.cluster import with_cluster
@@ -105,7 +109,7 @@ def test_without_layouts_the_search_chooses_and_says_why(tmp_path: Path) -> None
     section = layout_section(facts)
     assert section is not None
     quantities = {q.name: q for q in section.quantities}
-    assert quantities["layout_main"].source == "search: plan.search"
+    assert quantities["layout_main"].source == "search over layouts"
     assert facts.layouts["main"].cp < facts.layouts["long"].cp
     assert [table.title for table in section.tables] == [
         "layouts of stage main, best first",
@@ -118,11 +122,77 @@ def test_without_layouts_the_search_chooses_and_says_why(tmp_path: Path) -> None
     assert facts.predicted[1].time.seconds < declared.predicted[1].time.seconds
 
 
+def test_stages_of_one_length_and_batch_share_a_search(tmp_path: Path) -> None:
+    """The second stage has no ramp of its own: its layout serves the first one's small batch too."""
+    (tmp_path / "eight.toml").write_text(RECIPE.replace("sequence = 131_072", "sequence = 8192"))
+    spec = resolve(load_recipe(tmp_path / "eight.toml"), None)
+    facts = PlanFacts(spec, with_cluster(load_deployment(), "64xH100"), None)
+    assert searched_for(spec, spec.stages[1], facts.deployment) == searched_for(spec, spec.stages[0], facts.deployment)
+    assert searched_for(spec, spec.stages[1], facts.deployment)[1] == (122,)
+    before = searched.cache_info().misses
+    assert facts.layouts["main"] == facts.layouts["long"]
+    assert searched.cache_info().misses <= before + 1
+    section = layout_section(facts)
+    assert section is not None
+    assert [table.title for table in section.tables] == [
+        "layouts of stage main, long, best first",
+        "why other layouts of stage main, long lose",
+    ]
+
+
 def test_a_device_that_no_table_knows_has_no_layout_section(tmp_path: Path) -> None:
     (tmp_path / "eight.toml").write_text(RECIPE)
     facts = PlanFacts(resolve(load_recipe(tmp_path / "eight.toml"), None), load_deployment(), None)
     assert layout_section(facts) is None
     assert communication_section(facts) is None
+
+
+def test_more_devices_than_the_step_can_use_are_said(tmp_path: Path) -> None:
+    """Where little of the step is work, fewer devices are looked at; where most is, none."""
+    declared = facts_of(tmp_path)
+    small = declared.spec.model
+    tiny = replace(declared.spec, model=replace(small, layers=2, width=256, heads=2, kv_heads=2, ffn_width=512))
+    many = PlanFacts(tiny, with_cluster(declared.deployment, "1024xH100"), None)
+    section = layout_section(many)
+    assert section is not None
+    assert "devices would be as fast (" in section.notes[0]
+    one = many.predicted[-1]
+    assert work_share(one.time) < 0.5
+    fewer = as_fast_with_fewer(one.work, one.cluster, (), one.time)
+    assert fewer is not None
+    assert fewer[1].layout.world == fewer[0] < 1024
+    assert fewer[1].seconds <= TIE * one.time.seconds
+    enough = layout_section(PlanFacts(declared.spec, with_cluster(declared.deployment, "64xH100"), None))
+    assert enough is not None
+    assert enough.notes == ()
+
+
+def test_stages_of_other_lengths_choose_among_the_shapes_of_the_main_stage(tmp_path: Path) -> None:
+    declared = facts_of(tmp_path)
+    facts = PlanFacts(declared.spec, with_cluster(declared.deployment, "64xH100"), None)
+    main, long = (search_stage(facts.spec, stage, facts.deployment, facts.predicted[0].cluster) for stage in facts.spec.stages)
+    assert main.shapes == 0 < long.shapes
+    work, smaller = searched_for(facts.spec, facts.spec.stages[1], facts.deployment)
+    everything = searched(work, facts.predicted[0].cluster, smaller)
+    assert long.best is not None
+    assert everything.best is not None
+    assert long.fitting < everything.fitting
+    assert long.best.seconds <= TIE * everything.best.seconds
+
+
+def test_a_chip_without_the_precision_is_told_before_any_layout(tmp_path: Path) -> None:
+    declared = facts_of(tmp_path)
+    facts = PlanFacts(declared.spec, with_cluster(declared.deployment, "8xV100-SXM2-16GB"), None)
+    with pytest.raises(ConfigError, match="V100-SXM2-16GB has no rate in bfloat16"):
+        _ = facts.layouts
+
+
+def test_the_way_out_of_a_search_in_vain_belongs_to_its_cause(tmp_path: Path) -> None:
+    declared = facts_of(tmp_path)
+    facts = PlanFacts(declared.spec, with_cluster(declared.deployment, "1048576xH100"), None)
+    with pytest.raises(ConfigError, match=r"(?s)replicas for a batch of .*fewer chips, or a larger batch") as caught:
+        _ = facts.layouts
+    assert "shorter sequence" not in str(caught.value)
 
 
 # --- the command line ------------------------------------------------------------------------------------------------------

@@ -59,10 +59,11 @@ def test_the_chosen_layout_is_near_the_best_measured_one(reference):
 
 
 def test_nine_of_ten_steps_lie_in_the_range(reference):
-    rows = [*plan_rows.mosaic(reference), *plan_rows.vtrain(reference), *plan_rows.torchtitan(reference)]
-    ratios = 1 / (1 + fit_step_time.errors(rows, FITTED))
-    inside = np.mean((ratios >= SPREAD[0]) & (ratios <= SPREAD[1]))
-    assert inside > 0.85
+    """Every source by itself, those that nothing was fitted on too."""
+    sources = {name: getattr(plan_rows, name)(reference) for name in ("mosaic", "vtrain", "torchtitan")}
+    for name, rows in (sources | {"published": plan_rows.published()}).items():
+        ratios = 1 / (1 + fit_step_time.errors(rows, FITTED))
+        assert np.mean((ratios >= SPREAD[0]) & (ratios <= SPREAD[1])) >= 0.8, name
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,11 @@ import pytest
 from plan_cases import CHIP, GPT, built, draft, told_run, where
 
 from headway.base.digests import digest_json
-from headway.base.errors import ConfigError
+from headway.base.errors import ConfigError, RunError
+from headway.formulas.flops import Convention, flops_per_token
 from headway.plan.calibration import calibration_of_run, load_calibration, stored_deployment, write_calibration
 from headway.plan.plan import make_plan
+from headway.recipe.deployment import Deployment
 from headway.recipe.schedules import Schedule
 
 SECONDS = {"main": 0.5, "anneal": 0.4}
@@ -49,6 +51,7 @@ def test_saves_and_evaluations(measured):
     assert measured["evaluation_tokens_per_second"] == pytest.approx(2000)
     assert measured["measured_on"]["device"] == "cpu"
     assert "measured_over_predicted" not in measured, "nobody predicts a CPU"
+    assert measured["not_predicted"] == "cpu is no chip of the table"
 
 
 def test_the_plan_of_the_same_run_stands_on_it(measured, here):
@@ -86,6 +89,51 @@ def test_what_is_no_calibration_is_refused(tmp_path, text):
         load_calibration(path)
 
 
+def _anew(content: dict, path: Path) -> Path:
+    """Written with a digest of its own, as by somebody who knows how."""
+    rest = {key: value for key, value in content.items() if key != "digest"}
+    write_calibration(path, rest | {"digest": digest_json(rest)})
+    return path
+
+
+@pytest.mark.parametrize("key", ["measured_on", "measured_on.device", "measured_on.flops_per_token", "stages", "stages.main.low"])
+@pytest.mark.parametrize("value", [None, "x", -1.0, [], "absent"])
+def test_every_field_that_is_absent_or_of_another_type_is_one_clear_message(tmp_path, measured, key, value):
+    *path, last = key.split(".")
+    inside = measured
+    for part in path:
+        inside = inside[part]
+    if value == "absent":
+        del inside[last]
+    elif key == "measured_on.device" and value == "x":
+        inside[last] = 5
+    else:
+        inside[last] = value
+    with pytest.raises(ConfigError, match=f"c.json.*{last}(?s:.*)write it anew") as error:
+        load_calibration(_anew(measured, tmp_path / "c.json"))
+    assert len(error.value.problems) == 1
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"measured_over_predicted": 0.0},
+        {"save_range": [1.0]},
+        {"save_range": [3.0, 4.0]},
+        {"stages": {}},
+    ],
+)
+def test_numbers_that_no_run_measures_are_refused(tmp_path, measured, change):
+    with pytest.raises(ConfigError, match="holds what no run measures"):
+        load_calibration(_anew(measured | change, tmp_path / "c.json"))
+
+
+def test_numbers_that_are_not_finite_are_refused(tmp_path, measured):
+    (tmp_path / "c.json").write_text(json.dumps(measured | {"measured_over_predicted": float("nan")}))
+    with pytest.raises(ConfigError, match="not finite"):
+        load_calibration(tmp_path / "c.json")
+
+
 def test_a_run_that_hardly_ran_has_nothing_to_say(tmp_path, here):
     run = told_run(tmp_path / "run", built(), SECONDS, here, last=6)
     with pytest.raises(ConfigError, match="fewer than 5 steps"):
@@ -106,6 +154,64 @@ def test_another_model_on_the_same_machine_takes_its_flops_in_a_wide_range(measu
     assert any("of another model" in note for note in plan.notes)
     written = 12 * plan.quantity("parameters").number() / (1_000_000 / 0.25)
     assert plan.quantity("save_seconds").value == pytest.approx(written)
+
+
+def test_a_plan_that_saves_more_bytes_takes_longer_to_save_them(measured):
+    """Published plans count 16 bytes, this engine writes 12."""
+    there = where("threads=2", "checkpoints.bytes_per_parameter=16", preset="demo")
+    plan = make_plan(built("model.layers=8"), there, measured)
+    save, size = plan.quantity("save_seconds"), plan.quantity("checkpoint_bytes")
+    assert size.number() == 16 * plan.quantity("parameters").number()
+    assert save.number() == pytest.approx(size.number() / (1_000_000 / 0.25))
+    assert save.inputs["bytes"] is size or save.inputs["bytes"] == size
+
+
+LIVE = {"tokens_per_second": 1_000.0, "low": 900.0, "high": 1_100.0}
+
+
+def test_a_live_measurement_is_of_the_length_that_was_timed():
+    """As many FLOP/s for the longer stage, in a wider range; both lengths alike: one rate."""
+    spec = built("stages.1.sequence=4096", "stages.1.batch=16384", "evaluation.every=100k")
+    plan = make_plan(spec, where("accelerator.peak_flops=1T"), LIVE)
+    main, anneal = (plan.quantity(f"tokens_per_second_{name}") for name in ("main", "anneal"))
+    flops = [flops_per_token(spec.model, stage.sequence_length, Convention.CAUSAL) for stage in spec.stages]
+    assert main.number() == 1_000
+    assert anneal.number() == pytest.approx(1_000 * flops[0] / flops[1])
+    assert anneal.number() < 900
+    assert anneal.high / anneal.low > main.high / main.low
+    tokens = [stage.sequences * stage.sequence_length for stage in spec.stages]
+    assert plan.quantity("training_seconds").number() == pytest.approx(tokens[0] / 1_000 + tokens[1] / anneal.number())
+    assert any("not measured, so taken from FLOPs: anneal" in note for note in plan.notes)
+    alike = make_plan(built(), where(), LIVE)
+    assert alike.quantity("tokens_per_second").number() == 1_000
+    assert not alike.notes
+
+
+def test_the_stage_that_is_timed_is_the_one_that_the_plan_takes_for_it():
+    pytest.importorskip("torch")
+    from headway.train.calibrate import random_batch
+
+    short = ("stages.0.tokens=100k", "stages.0.ramp=[{from=0, batch=16384}]", "stages.0.rate.warmup=10k")
+    spec = built(*short, "stages.1.tokens=1M", "stages.1.sequence=512")
+    timed = random_batch(spec, Schedule(spec), 8192).place.stage
+    plan = make_plan(spec, where(), LIVE)
+    assert timed == 1
+    assert plan.quantity("tokens_per_second_anneal").number() == 1_000
+    assert plan.quantity("tokens_per_second_main").number() > 1_000
+
+
+def test_a_ratio_is_taken_phase_by_phase(on_chips):
+    """The first phase's small batches fill the chips less; they do not run at the rate of the last."""
+    spec = draft(*GPT, "stages.0.ramp=[{from=0, batch='4096'}, {from='500M', batch='524288'}]")
+    other = where(*CHIP[:3], "layouts.default={dp_shard=4, tp=2, zero=3}")
+    plan, without = make_plan(spec, other, on_chips), make_plan(spec, other)
+    ratio = on_chips["measured_over_predicted"]
+    for name in ("step_seconds_main_phase_1", "step_seconds_main", "step_seconds_anneal"):
+        measured, modelled = plan.quantity(name), without.quantity(name)
+        assert measured.number() == pytest.approx(ratio * modelled.number(), rel=1e-6)
+        assert measured.high == pytest.approx(ratio * modelled.high, rel=1e-6)
+    first, last = (plan.quantity(f"tokens_per_second_{name}").number() for name in ("main_phase_1", "main"))
+    assert first < 0.995 * last
 
 
 def test_a_stage_that_was_not_reached_takes_its_flops(tmp_path, here):
@@ -164,6 +270,19 @@ def test_the_stored_deployment_of_a_run_is_read_back():
     ):
         plain = json.loads(json.dumps(deployment.resolved()))
         assert stored_deployment(plain).resolved() == deployment.resolved()
+
+
+def test_a_stored_deployment_of_another_version_says_what_cannot_be_read():
+    plain = where(preset="demo").resolved() | {"colour": "blue"}
+    with pytest.raises(RunError, match="colour"):
+        stored_deployment(plain)
+
+
+def test_stored_durations_are_seconds_and_written_ones_need_their_unit():
+    plain = where(preset="demo").resolved()
+    assert stored_deployment(plain).failures.restart == plain["failures"]["restart"] == 60.0
+    with pytest.raises(ValueError, match="no unit of time"):
+        Deployment.model_validate(plain)
 
 
 def test_paths_are_files(tmp_path, measured):

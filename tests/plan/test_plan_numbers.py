@@ -13,7 +13,7 @@ from headway.base.errors import ConfigError
 from headway.data.stream import Stream
 from headway.plan.facts import PlanFacts
 from headway.plan.plan import make_plan
-from headway.plan.sections import step_at_tokens
+from headway.plan.ramp import step_at_tokens
 from headway.plan.show.render import print_plan, to_markdown
 from headway.plan.show.why import why
 from headway.recipe.load import load_deployment, load_recipe
@@ -176,10 +176,11 @@ def test_published_plan_on_its_cluster(beacon):
     assert plan.quantity("training_seconds").value / 86_400 == pytest.approx(64.3, rel=0.02)
     assert plan.quantity("expected_failures").value == pytest.approx(514, rel=0.02)
     assert plan.quantity("steps").value == pytest.approx(1_156_250, rel=0.001)
-    assert plan.quantity("state_bytes_per_process").value == pytest.approx(3.9e8, rel=0.02)
+    # the plan counts 16 bytes where fp32 gradients make 18, and all processes alike where 8 of 126 layers lie on the fullest
+    assert plan.quantity("state_bytes_per_process").value * 16 / 18 == pytest.approx(3.9e8 * 8 / (126 / 16), rel=0.02)
     assert plan.quantity("save_seconds").value == pytest.approx(3.2 * 12 / 16, rel=0.02)  # 12 of the 16 bytes are saved
     # by hand: 65.2 days, saved every 304 mean steps = 1,482 s: M e^(360/M) (e^(1484.4/M) - 1) / 1482 = 1.1101
-    assert plan.quantity("wall_seconds_with_failures").value / 86_400 == pytest.approx(64.29 * 1.01463 * 1.1101, rel=1e-3)
+    assert plan.quantity("wall_seconds_daly").value / 86_400 == pytest.approx(64.29 * 1.01463 * 1.1101, rel=1e-3)
     assert plan.quantity("best_checkpoint_interval").value == pytest.approx(225, rel=0.03)
 
 
@@ -241,8 +242,8 @@ def test_names_from_recipes_cannot_break_the_tables(tmp_path):
 
 def test_G2_unknown_peak_shows_no_utilisation(demo):
     plan = make_plan(demo, load_deployment(), CALIBRATION)
-    with pytest.raises(ConfigError):
-        plan.quantity("mfu_causal")
+    assert plan.quantity("mfu_causal").value is None
+    assert "peak_flops" in plan.quantity("mfu_causal").formula
     known = make_plan(demo, load_deployment(None, ["accelerator.peak_flops=1T"]), CALIBRATION)
     per_token = PlanFacts(demo, load_deployment(), None)
     assert per_token.tokens_per_second.value is None
@@ -254,7 +255,9 @@ def test_mfu_of_stages_with_different_lengths_agrees_with_their_flops():
     plan = make_plan(spec, load_deployment(None, ["accelerator.peak_flops=1T"]), CALIBRATION)
     for convention in ("causal", "full"):
         per_token = plan.quantity(f"flops_{convention}").number() / plan.quantity("tokens").number()
-        assert plan.quantity(f"mfu_{convention}").value == pytest.approx(per_token * 1_000 / 1e12)
+        rate = plan.quantity("tokens_per_second").number()
+        assert rate < 1_000  # the length in the middle of the run was timed, and the longer stage has more to do
+        assert plan.quantity(f"mfu_{convention}").value == pytest.approx(per_token * rate / 1e12)
 
 
 def data_tables(spec) -> dict:

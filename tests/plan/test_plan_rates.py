@@ -97,7 +97,7 @@ def test_MFU_of_a_prediction_agrees_with_its_step_time():
 
 
 def test_figures_of_the_worked_plan():
-    """Mission text 001, with the shape's own parameters where the text rounds."""
+    """The Beacon plan (docs/sources.md), with the shape's own parameters where the text rounds."""
     plan = preset("beacon")
     assert plan.quantity("flops_6n").value == pytest.approx(3.6e25, rel=1e-3)
     assert plan.quantity("deployment_flops_per_second").value == pytest.approx(6.48e18, rel=1e-3)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -14,7 +15,7 @@ from headway.plan.plan import Column, Plan, Section, Table, label, make_plan
 from headway.plan.sections import CHAPTERS
 from headway.plan.show.families import folded
 from headway.plan.show.fitting import fit_table
-from headway.plan.show.render import lines, shorten, to_markdown
+from headway.plan.show.render import escape, lines, shorten, to_markdown
 from headway.recipe.load import preset_names
 
 CHAPTER_TITLES = [title for title, _ in CHAPTERS]
@@ -83,6 +84,14 @@ def test_markdown_has_chapters_and_numbers_to_the_right():
     assert "## Compute and time" in text
     assert "### Rate and step time" in text
     assert "| --- | ---: | ---: |" in text
+
+
+def test_markdown_keeps_names_text():
+    assert escape("[l](javascript:1) <b> a|b `c` *d* \\ &lt;\r\ne") == (
+        "\\[l\\](javascript:1) &lt;b> a\\|b \\`c\\` \\*d\\* \\\\ &amp;lt; e"
+    )
+    plan = replace(preset("beacon"), name="<script>[l](javascript:1)")
+    assert to_markdown(plan).startswith("# Plan of &lt;script>\\[l\\](javascript:1) ")
 
 
 # --- tables that fit

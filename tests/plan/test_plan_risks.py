@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from plan_cases import CHIP, GPT, draft, preset, where
 
+from headway.base.errors import ConfigError
 from headway.plan.device_risks import BEST_PUBLISHED
 from headway.plan.plan import make_plan
+from headway.plan.show.why import find_quantity
 from headway.recipe.load import load_deployment, load_recipe
 from headway.recipe.resolve import DataFacts, SourceFacts, resolve
 
@@ -41,6 +45,37 @@ def test_rules_of_the_recipe(recipe, rule, number):
     found = risks(recipe)
     assert list(found) == [rule]
     assert number in found[rule]
+
+
+@pytest.mark.parametrize(
+    ("recipe", "line"),
+    [
+        (("optimizer.beta2=0.999",), "the line is drawn at 0.99 (assumed)"),
+        (("stages.1.rate={shape='constant'}",), "the line is drawn at 20 % (assumed)"),
+        (("stages.0.sequence=131072", "stages.0.ramp=[{from=0,batch=131072}]"), "the line is drawn at 16,384 tokens (assumed)"),
+    ],
+)
+def test_lines_that_no_source_draws_are_said_to_be_assumed(recipe, line):
+    assert line in next(iter(risks(recipe).values()))
+
+
+def test_announced_chips_are_promises():
+    plan = make_plan(draft(*GPT), where("accelerator.kind=Rubin", *CHIP[1:]))
+    said = {risk.rule: risk.number for risk in plan.risks}
+    assert "Rubin is announced, not on sale: its figures are promises" in said["the chip is announced, not on sale"]
+    assert not any("announced" in note or "verified" in note for note in plan.notes)
+    plan = make_plan(draft(*GPT), where("accelerator.kind=H800", *CHIP[1:]))
+    assert any("figures of H800-SXM are not verified" in note for note in plan.notes)
+    assert "announced" not in " ".join(risk.rule for risk in plan.risks)
+
+
+def test_checkpoints_that_cost_more_than_they_save_are_too_close():
+    close = risks(
+        deployment=("failures.every=30days", "checkpoints.every_steps=1"),
+        calibration=CALIBRATION | {"seconds_per_save": 5.0},
+    )
+    assert "checkpoints are close together for what a save costs" in close
+    assert "checkpoints are far apart for this failure rate" not in close
 
 
 def test_rare_checkpoints_for_the_failure_rate():
@@ -151,7 +186,7 @@ def test_daily_checkpoints_name_what_each_failure_discards():
     spec, deployment = draft(recipe="beacon"), where("checkpoints.every=24h", preset="beacon")
     text = rules(spec, deployment)["checkpoints are far apart for this failure rate"]
     assert "every 24 h 0 min with an interruption every 3 h 0 min" in text
-    assert "each discards 12 h 0 min on average" in text
+    assert "a failure discards 12 h 0 min on average" in text
     best = where("checkpoints.every=270s", preset="beacon")
     assert "checkpoints are far apart for this failure rate" not in rules(spec, best)
 
@@ -217,3 +252,73 @@ def test_G2_more_than_the_peak_whatever_says_so():
 def test_the_worked_plan_is_told_what_it_provokes():
     found = {risk.rule for risk in preset("beacon").risks}
     assert found >= {"checkpoints are far apart for this failure rate", "the batch does not divide over the replicas"}
+
+
+# --- what devices do beside training, and runs that end nowhere
+
+
+def test_a_run_that_never_finishes_is_named():
+    made = make_plan(draft(recipe="llama3-8b"), where("failures.per_device=0.01h", preset="llama3-8b"))
+    found = {risk.rule: risk.number for risk in made.risks}
+    assert "an interruption every 70" in found["the run never finishes"]
+    assert "the run never finishes" not in {risk.rule for risk in preset("llama3-8b").risks}
+    often = rules(draft(recipe="llama3-8b"), where("failures.per_device=150h", preset="llama3-8b"))
+    assert "of the wall time is no training" in often["failures take most of the time"]
+
+
+def test_checkpoints_that_are_too_close_have_words_of_their_own():
+    found = rules(draft(recipe="beacon"), where("checkpoints.every=2s", preset="beacon"))
+    assert not any("far apart" in rule for rule in found)
+    text = found["checkpoints are close together for what a save costs"]
+    assert "spent on saving" in text
+    assert "discards" not in text
+    assert "every 5.9" in text  # a step, which is longer than what was asked
+
+
+@pytest.mark.parametrize("recipe", [(), ("evaluation.tokens_per_source=1e15",)])
+def test_saves_and_evaluations_that_eat_the_run(recipe):
+    rule = "saves and evaluations take a large part of the run"
+    slow = () if recipe else ("storage.write_speed=1",)
+    sets = [text.replace("1e15", '"1T"') for text in recipe]
+    found = rules(draft(*sets, recipe="llama3-8b"), where(*slow, preset="llama3-8b"))
+    assert "on top of training: saving" in found[rule]
+    assert "(assumed)" in found[rule]
+    assert rule not in {risk.rule for risk in preset("llama3-8b").risks}
+
+
+def test_G2_every_convention_above_the_peak_is_an_alarm():
+    spec = draft(*GPT)
+    named = replace(spec, model=replace(spec.model, nominal_parameters=10**9))
+    assert "more than the peak" not in rules(spec, where(*CHIP, "accelerator.utilisation=0.5"))
+    text = rules(named, where(*CHIP, "accelerator.utilisation=0.5", "accelerator.utilisation_convention=causal"))[
+        "more than the peak"
+    ]
+    assert "by 6 N" in text
+    assert "counts operations that nobody carries out" in text
+
+
+def test_saves_are_counted_by_steps_where_steps_are_longer_than_the_interval():
+    plan = make_plan(draft(recipe="beacon"), where("checkpoints.every=1s", preset="beacon"))
+    assert 0 < plan.quantity("checkpoints").number() <= plan.quantity("steps").number()
+    assert plan.quantity("napkin_checkpoint_interval").number() == plan.quantity("napkin_step_seconds").number()
+    assert any("is shorter than a step" in note for note in plan.notes)
+
+
+def test_chips_without_known_links_are_not_planned_as_if_they_had_infinite_ones():
+    with pytest.raises(ConfigError) as error:
+        make_plan(draft(*GPT), where("accelerator.kind=MI455X", *CHIP[1:]))
+    assert "no links of MI455X" in str(error.value)
+    assert "accelerator.network" in str(error.value)
+    stated = make_plan(draft(*GPT), where("accelerator.kind=MI455X", *CHIP[1:], "accelerator.network=50GB"))
+    assert stated.quantity("step_seconds").number() > 0
+    alone = where("accelerator.kind=MI455X", "nodes=1", "processes_per_node=1")
+    assert make_plan(draft(*GPT), alone).quantity("step_seconds").number() > 0
+
+
+@pytest.mark.parametrize(
+    "asked", ["step time", "mfu", "utilisation", "cost", "energy", "device time", "failures", "mtbf", "goodput", "carbon"]
+)
+def test_everyday_quantities_exist_as_unknown_and_say_what_is_missing(asked):
+    quantity = find_quantity(preset("demo"), asked)
+    assert quantity.value is None
+    assert "needs" in quantity.formula

@@ -13,6 +13,7 @@ from headway.base.errors import ConfigError
 from headway.formulas.quantity import Quantity, estimate, unknown
 from headway.plan.plan import make_plan
 from headway.plan.show.meanings import MEANINGS, meaning_of
+from headway.plan.show.summary import LINES
 from headway.plan.show.why import WIDTH, candidates, explain, find_quantity, range_in_words, why
 from headway.plan.show.with_numbers import contradicts, read_formula, with_numbers
 from headway.recipe.load import load_deployment, preset_names
@@ -109,7 +110,8 @@ def test_the_longest_pattern_gives_the_meaning():
         ("throughput", ["tokens_per_second"]),
         ("step time main", ["step_seconds_main"]),
         ("causal", ["mfu_causal"]),
-        ("mfu", ["mfu_causal", "mfu_full"]),
+        ("seconds", ["save_seconds", "step_seconds", "step_seconds_main"]),
+        ("mfu", ["mfu_causal"]),
         ("nonsense", []),
     ],
 )
@@ -117,12 +119,58 @@ def test_names_as_people_say_them(asked, found):
     assert sorted(candidates(asked, NAMES)) == sorted(found)
 
 
+@pytest.mark.parametrize(
+    ("asked", "on_chips", "on_a_laptop"),
+    [
+        ("memory", "rank_memory", "memory_bytes"),
+        ("time", "training_seconds", "training_seconds"),
+        ("wall time", "wall_seconds", "predicted_seconds"),
+        ("days", "wall_seconds", "predicted_seconds"),
+        ("cost", "cost", None),
+        ("mfu", "mfu_causal", None),
+        ("utilisation", "mfu_causal", None),
+        ("checkpoint", "checkpoint_bytes", "checkpoint_bytes"),
+        ("checkpoints", "checkpoints", "checkpoints"),
+        ("loss", "forecast_loss", "forecast_loss"),
+        ("layout", "layout_main", "processes"),
+        ("batch", "main_batch", "main_batch"),
+        ("batch size", "main_batch", "main_batch"),
+        ("failures", "expected_failures", None),
+        ("failure", "expected_failures", None),
+        ("rate", "tokens_per_second", "tokens_per_second"),
+        ("learning rate", "peak_rate", "peak_rate"),
+        ("lr", "peak_rate", "peak_rate"),
+        ("throughput", "tokens_per_second", "tokens_per_second"),
+        ("flops", "flops_6n", "flops_6n"),
+        ("devices", "processes", "processes"),
+        ("device time", "gpu_hours", None),
+        ("data", "tokens", "tokens"),
+    ],
+)
+def test_everyday_words_lead_somewhere(asked, on_chips, on_a_laptop):
+    assert find_quantity(preset("beacon"), asked).name == on_chips
+    if on_a_laptop is not None:
+        assert find_quantity(preset("demo"), asked).name == on_a_laptop
+
+
+@pytest.mark.parametrize("name", preset_names())
+def test_memory_of_a_preset_is_that_of_its_fullest_rank(name):
+    assert find_quantity(preset(name), "memory").name in ("rank_memory", "memory_bytes")
+
+
+@pytest.mark.parametrize("label", [label for label, _ in LINES])
+def test_the_labels_of_the_summary_can_be_asked(label):
+    plan = preset("beacon")
+    line = next(line for line in plan.summary if line.label == label)
+    assert find_quantity(plan, label).name in line.names
+
+
 def test_ambiguous_names_are_listed_with_their_values():
     with pytest.raises(ConfigError) as error:
-        find_quantity(preset("beacon"), "mfu")
+        find_quantity(preset("beacon"), "warmup at largest batch")
     text = str(error.value)
-    assert "mfu_causal = " in text
-    assert "mfu_full = " in text
+    assert "warmup_tokens_at_largest_batch = " in text
+    assert "warmup_seconds_at_largest_batch = " in text
 
 
 def test_unknown_names_list_near_ones():

@@ -17,7 +17,8 @@ from headway.plan.facts import PlanFacts
 from headway.plan.plan import Section
 from headway.plan.published.facts import Claim, Published, load_published, parse_number, published_path
 from headway.plan.published.rules import FEWEST_PARTS, NEED_STATED, RULES
-from headway.plan.published.section import check, fact_quantity, find_number, known_quantities, other_sections, published_section
+from headway.plan.published.section import check, fact_quantity, find_number, known_quantities, published_section
+from headway.plan.sections import build_sections
 from headway.recipe.load import preset_names
 from headway.recipe.resolve import resolve
 
@@ -30,7 +31,7 @@ def facts_of(name: str) -> PlanFacts:
 
 
 def section_of(name: str) -> Section:
-    section = published_section(facts_of(name))
+    section = published_section(facts_of(name), build_sections(facts_of(name)))
     assert section is not None
     return section
 
@@ -61,7 +62,7 @@ def test_a_figure_and_its_quantity_have_one_unit(name: str):
     facts = facts_of(name)
     from headway.plan.published.measures import measures
 
-    known = measures(facts) | known_quantities(other_sections(facts))
+    known = measures(facts) | known_quantities(build_sections(facts))
     for fact in load_published(path).facts:
         if fact.quantity:
             assert known[fact.quantity].unit == fact.unit, fact.name
@@ -97,7 +98,7 @@ def test_runs_whose_figures_agree_show_no_contradiction():
 
 
 def test_nothing_is_said_about_runs_without_published_figures():
-    assert published_section(facts_of("demo")) is None
+    assert published_section(facts_of("demo"), ()) is None
 
 
 def test_own_figures_can_be_given(tmp_path: Path):
@@ -108,7 +109,7 @@ def test_own_figures_can_be_given(tmp_path: Path):
         'parts = { all = "steps", two = 2 }\nstated = 100\nsource = "my notes"\n',
         "utf-8",
     )
-    section = published_section(facts_of("demo"), (), load_published(path))
+    section = published_section(facts_of("demo"), build_sections(facts_of("demo")), load_published(path))
     assert section is not None
     assert section.tables[0].rows[0][3] == pytest.approx(1)
     assert section.tables[1].rows[0][:1] == ("half",)

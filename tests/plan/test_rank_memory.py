@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from headway.formulas.parameters import count_parameters
 from headway.plan.facts import PlanFacts
-from headway.plan.memory.activations import IMBALANCE
 from headway.plan.memory.rank_memory import (
     RankMemory,
     memory_quantities,
@@ -23,7 +22,7 @@ from headway.plan.memory.rank_memory import (
 )
 from headway.plan.memory.stages import chunks_alive
 from headway.plan.show.with_numbers import contradicts
-from headway.plan.work import Cluster, Implementation, Layout, Loss, Pipeline, Recompute, Work
+from headway.plan.work import EXPERT_IMBALANCE, Cluster, Implementation, Layout, Loss, Pipeline, Recompute, Work
 from headway.recipe.chips import find_chip
 from headway.recipe.load import load_deployment, load_recipe
 from headway.recipe.resolve import resolve
@@ -202,7 +201,7 @@ def test_ops_keeps_every_second_product():
 def test_experts_keep_what_is_dispatched():
     work = Work(model=model(1, experts=replace(EXPERTS, dense_layers=0)), sequence=1, batch=1)
     memory = rank_memory(work, Layout(), CLUSTER, 0)
-    passed, d, f = 2 * IMBALANCE, 1024, 512
+    passed, d, f = 2 * EXPERT_IMBALANCE, 1024, 512
     assert memory.routed == pytest.approx(8 * 16 + 2 * 2 * passed * d + 3 * 2 * (passed + 1) * f)
     assert memory.feed_forward == 0
 

@@ -170,7 +170,7 @@ def test_all_problems_at_once(tmp_path: Path):
             '[[stages]]\nname = "a"\ntokens = "1T"\n[[contradictions]]\nwhat = "w"\nvalues = [{ value = 1, source = "s" }]\n',
             "it takes two",
         ),
-        ("stages = []\n", "the list is empty"),
+        ("stages = []\n", "a list of at least one"),
     ],
 )
 def test_rules_across_fields(tmp_path: Path, text: str, said: str):
@@ -190,3 +190,12 @@ def test_whole_batches_never_part_from_tokens_over_batch(tokens: list[int], batc
     updates, steps = plan.quantity("updates").number(), plan.quantity("steps").number()
     off = 0 if sequence is None else updates * sequence / (2 * batch - sequence) + 1
     assert updates - off <= steps <= updates + len(tokens) + off
+
+
+def test_a_total_that_the_stages_contradict_is_a_risk():
+    plan = make_schedule_plan(load_schedule("deepseek-v4.1", ["tokens=1T"]))
+    (risk,) = plan.risks
+    assert risk.number == "1T tokens in all as stated, 45T tokens in the stages"
+    assert {row[1] for row in rows(plan, "Said in two ways")} == {10**12, 45 * 10**12}
+    assert planned("deepseek-v4.1").risks == ()
+    assert planned("mai").risks == ()  # 30T of 30.1T is rounded

@@ -24,10 +24,11 @@ from headway.plan.failure.faults import (
     Tier,
     contradictions,
     published_faults,
+    shares_source,
 )
 from headway.plan.failure.nodes import NodePool
 from headway.plan.failure.outcome import CATEGORIES, Distribution, Outcome
-from headway.plan.failure.simulate import simulate
+from headway.plan.failure.simulate import LEAST_RUNS, MOST_EVENTS, is_hopeless, simulate
 
 DAY, HOUR = 86_400.0, 3_600.0
 STANDARD_ERRORS = 4.0
@@ -436,6 +437,8 @@ def test_published_classes_hold_the_whole_log(reference):
 
 
 def test_the_contradiction_in_the_published_log_is_reported(reference):
+    assert "assumed" not in shares_source("H100-SXM")
+    assert shares_source("A100-SXM-80GB").endswith("assumed to hold for A100-SXM-80GB")
     text = "".join(contradictions())
     assert "148 of 419 is 35.3 %" in text
     assert "printed as 30.1 %" in text
@@ -471,3 +474,34 @@ def test_the_contradiction_in_the_published_log_is_reported(reference):
 def test_what_cannot_be_simulated_is_refused(changes):
     with pytest.raises(ConfigError):
         plain(**changes)
+
+
+# --- bounded time -----------------------------------------------------------------------------------------------------
+
+
+def test_a_run_with_very_many_faults_is_put_together_from_parts():
+    """The mean is still Daly's, the spread that of a whole run; fewer runs are simulated."""
+    run = plain(between_seconds=150.0, tiers=(disk(20.0, 1.0),), restart_seconds=10.0)
+    outcome = simulate(run, seed=3)
+    assert outcome.parts > 3
+    assert LEAST_RUNS <= outcome.runs < 1_000
+    assert outcome.runs * outcome.interruptions.mean < 1.1 * MOST_EVENTS
+    daly = wall_seconds_daly(run.useful_seconds, Interruptions(150.0, 10.0, 20.0, 1.0))
+    assert outcome.finish.mean == pytest.approx(daly, abs=STANDARD_ERRORS * outcome.standard_error_seconds + 1e-4 * daly)
+    faults = outcome.interruptions
+    assert faults.p95 - faults.p5 == pytest.approx(2 * 1.645 * np.sqrt(faults.mean), rel=0.4)
+    assert outcome.finished.all()
+    assert_times_add_up(outcome)
+
+
+def test_ordinary_runs_are_simulated_whole():
+    outcome = simulate(plain(), runs=50)
+    assert (outcome.parts, outcome.runs) == (1, 50)
+
+
+def test_a_run_that_never_ends_is_known_without_simulating():
+    assert is_hopeless(plain(between_seconds=300.0))
+    assert not is_hopeless(plain())
+    assert not is_hopeless(never())
+    in_memory = Tier(name="memory", every_seconds=30.0, save_seconds=0.1)
+    assert not is_hopeless(plain(between_seconds=300.0, tiers=(in_memory, disk(save=30.0))))  # what it saves may be enough

@@ -41,8 +41,11 @@ def facts(*settings: str, tmp_path: Any = None, useful: float = 20 * DAY) -> Any
         tokens=Quantity("tokens", 1.5e13, "tokens", ""),
         steps=Quantity("steps", 937_500, "steps", ""),
         tokens_per_second=Quantity("tokens_per_second", rate, "tokens/s", ""),
+        main_step=None,
         save_seconds=Quantity("save_seconds", 3.2, "seconds", ""),
         checkpoint_size=Quantity("checkpoint_bytes", 6.4e12, "bytes", ""),
+        evaluations=Quantity("evaluations", 0, "times", ""),
+        evaluation_seconds=Quantity("evaluation_seconds", 0.0, "seconds", ""),
     )
 
 
@@ -130,6 +133,20 @@ def test_435_seconds_of_the_text():
     settings = ("failures.every=3h", "failures.repair=600s", "failures.elastic={reconfigure='20s', pace=0.75}")
     section = simulation_section(facts(*settings, "checkpoints.every=30min", useful=5 * DAY), runs=5)
     assert quantity(section, "seconds_earned_by_shrinking").value == 435
+
+
+def test_a_run_that_is_practically_never_done_is_not_simulated():
+    section = simulation_section(facts("failures.every=2min", "checkpoints.every=30min"))
+    assert [q.name for q in section.quantities] == ["simulated_unfinished_share"]
+    assert quantity(section, "simulated_unfinished_share").value == 1.0
+    assert section.tables == ()
+    assert "Practically never done" in section.notes[0]
+    assert not contradicts(section.quantities[0])
+
+
+def test_fewer_runs_than_asked_for_are_said():
+    section = simulation_section(facts("failures.every=10min", "failures.restart=1min", "checkpoints.every=2min"), runs=5_000)
+    assert "runs instead of 5,000" in section.notes[0]
 
 
 def test_without_any_of_it_nothing_is_added():

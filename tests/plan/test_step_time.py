@@ -8,9 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from headway.base.errors import ConfigError
 from headway.formulas.chips import find_chip
 from headway.formulas.flops import Convention, flops_per_token
-from headway.plan.step.compute import achievable, block_seconds, head_seconds, mean_context
+from headway.plan.step.communication import Axis, collectives
+from headway.plan.step.compute import achievable, block_seconds, head_seconds, seen_tokens
+from headway.plan.step.network import collective_seconds
 from headway.plan.step.step_time import PARTS, step_time
 from headway.plan.work import Cluster, Implementation, Layout, Pipeline, Recompute, Work
 from headway.recipe.spec import ExpertsSpec, LatentSpec, ModelSpec
@@ -132,13 +135,12 @@ def test_eight_bits_are_faster_but_not_twice():
     assert 1.1 < ratio < 1.9
 
 
-def test_windows_and_short_documents_shorten_attention():
+def test_windows_shorten_attention():
     windowed = work(model=decoder(window=1024, full_attention_every=4))
-    assert mean_context(work()) == 8192
-    assert mean_context(windowed) == pytest.approx(0.25 * 8192 + 0.75 * (2 * 1024 - 1024**2 / 8192))
-    short = work(mean_context=512.0)
-    base, less, least = (block_seconds(one, Layout(), H100, False).forward for one in (work(), windowed, short))
-    assert least < less < base
+    assert seen_tokens(work()) == 8192
+    assert seen_tokens(windowed) == pytest.approx(0.25 * 8192 + 0.75 * (2 * 1024 - 1024**2 / 8192))
+    base, less = (block_seconds(one, Layout(), H100, False).forward for one in (work(), windowed))
+    assert less < base
 
 
 def test_experts_cost_what_is_active():
@@ -168,3 +170,34 @@ def test_a_chip_without_a_measured_product_gets_a_share_of_its_peak():
 def test_the_head_is_split_over_tensor_ranks():
     whole, split = (sum(head_seconds(work(), Layout(tp=tp), H100)) for tp in (1, 8))
     assert split == pytest.approx(whole / 8, rel=0.3)
+
+
+def test_offload_is_paid_at_the_host_s_link():
+    here, away = (step_time(work(), Layout(dp_shard=8, offload=offload), cluster(8)).parts["update"] for offload in (False, True))
+    assert away > 10 * here
+
+
+def test_what_cannot_hide_is_paid_in_full():
+    """Tensor groups over slow networks take longer than the computation that they run beside: the rest is exposed."""
+    slow = replace(cluster(64), network=1e9)
+    layout = Layout(tp=64, zero=0)
+    bare, hidden = (
+        step_time(work(implementation=Implementation(overlap_tp=overlap)), layout, slow).parts for overlap in (False, True)
+    )
+    assert hidden["tp"] > bare["tp"] - hidden["compute"]
+    assert hidden["tp"] > 0.8 * bare["tp"]
+
+
+def test_one_rank_that_is_both_ends_pays_for_both():
+    """With one stage, the embedding's collectives and the head's are those of the same rank."""
+    found = collectives(work(), Layout(tp=8))
+    ends = [one for one in found if one.axis is Axis.TP and one.stage in ("first", "last")]
+    priced = sum(one.calls * collective_seconds(one, cluster(8)) for one in ends)
+    with_head = step_time(work(), Layout(tp=8), cluster(8)).parts["head"]
+    alone = work().batch * sum(head_seconds(work(), Layout(tp=8), H100))
+    assert with_head == pytest.approx(alone + priced, rel=1e-6)
+
+
+def test_a_chip_without_the_precision_is_refused():
+    with pytest.raises(ConfigError, match="float8"):
+        step_time(work(precision="float8"), Layout(), cluster(1, A100))

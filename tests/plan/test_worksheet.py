@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from headway.base.errors import ConfigError
 from headway.formulas.quantity import Quantity
 from headway.plan.facts import PlanFacts
-from headway.plan.worksheet.costs import product, worksheet_section
+from headway.plan.ranges import product
+from headway.plan.worksheet.costs import worksheet_section
 from headway.plan.worksheet.file import find_worksheet, load_worksheet
 from headway.plan.worksheet.worksheet import worksheet_plan
 from headway.recipe.load import load_deployment, load_recipe, preset_names
@@ -34,7 +35,7 @@ def problems(*overrides: str) -> str:
 
 
 def test_256_devices_for_90_days_buy_6_40_T_tokens_for_7B():
-    """Mission text 002. The assigned 180 TFLOP/s reproduces it as a model rate over the whole window: goodput 1 on top."""
+    """docs/sources.md. The assigned 180 TFLOP/s reproduces it as a model rate over the whole window: goodput 1 on top."""
     plan = worksheet_plan("example")
     tokens = plan.quantity("affordable_tokens")
     assert f"{tokens.number() / 1e12:.2f}" == "6.40"
@@ -139,18 +140,18 @@ def test_failures_and_recomputation_are_not_counted_twice():
     ("override", "message"),
     [
         ("reservation.duration=90", "90 has no unit of time"),
-        ("reservation.devices=-3", "greater than or equal to 1"),
+        ("reservation.devices=-3", "at least 1"),
         ("reservation.duration=-90days", "is not a duration"),
         ("shares.main=75", "75 is not a share in per cent"),
         ("shares.main=-75 %", "'-75 %' is not a share in per cent"),
-        ("shares.main=175 %", "less than or equal to 1"),
+        ("shares.main=175 %", "at most 1"),
         ("rate.base=180", "180 is not a rate"),
         ("rate.base=-180 TFLOP/s", "'-180 TFLOP/s' is not a rate"),
         ("rate.base=180 TB", "is not a rate"),
         ("rate.base=400 TFLOP/s", "lower <= base <= upper"),
         ("models.0.parameters=-7B", "is not a number of parameters"),
         ("models.1.name=7B", "two models are named '7B'"),
-        ("prices.device_hour.base=-1.0", "greater than or equal to 0"),
+        ("prices.device_hour.base=-1.0", "at least 0"),
         ("prices.device_hour.low=9.0", "low <= base <= high"),
         ("power.pue.low=0.5", "a PUE of 0.5"),
         ("first.context=100 %", "100 % of the reservation are taken off"),
@@ -195,11 +196,11 @@ def quantities(facts: PlanFacts) -> dict[str, Quantity]:
 
 
 def test_the_worked_plan_keeps_about_2_8_PB_of_checkpoints():
-    """Mission text 001: 6.4 TB every 30 minutes, every 8th kept: 72.9 days make 3,498 saves and 437 that stay."""
+    """The Beacon plan: 6.4 TB every 30 minutes, every 8th kept: 72.5 days make 3,478 saves and 434 that stay."""
     facts = beacon()
     found = quantities(facts)
-    days = found["occupied_seconds"].number() / 86400
-    assert days == pytest.approx(72.9, abs=0.2)
+    days = facts.wall_seconds.number() / 86400
+    assert days == pytest.approx(72.47, abs=0.005)
     assert found["kept_checkpoints"].number() == days * 48 // 8
     assert found["kept_checkpoint_bytes"].number() == pytest.approx(2.8e15, rel=0.02)
     assert found["gpu_hours"].number() == pytest.approx(28e6, rel=0.03)
@@ -221,9 +222,11 @@ def test_prices_of_an_ordinary_plan():
     assert found["cost"].low < found["cost"].number() < found["cost"].high
 
 
-def test_a_run_on_a_cpu_without_a_price_has_no_costs():
+def test_a_run_on_a_cpu_without_a_price_says_what_its_costs_need():
     spec = resolve(load_recipe("demo"), None)
-    assert worksheet_section(PlanFacts(spec, load_deployment("demo"), None)) is None
+    made = {q.name: q for q in worksheet_section(PlanFacts(spec, load_deployment("demo"), None)).quantities}
+    assert all(made[name].value is None for name in ("gpu_hours", "cost", "energy_kwh", "carbon_kg"))
+    assert "price_per_hour" in made["cost"].formula
 
 
 @given(st.lists(st.tuples(st.floats(0, 1e6), st.floats(0, 1), st.floats(1, 3)), min_size=1, max_size=4))
@@ -232,3 +235,20 @@ def test_a_product_lies_in_its_range(parts):
     made = product("p", "", "product", factors)
     assert made.low <= made.number() <= made.high
     assert product("p", "", "product", {**factors, "x": Quantity("x", None, "", "missing")}).value is None
+
+
+def test_a_worksheet_contradicts_itself_in_these_ways_too():
+    assert "1,000,000,000 stored parameters of '7B'" in problems("models.0.stored=1B")
+    assert "A100-SXM-80GB has no rate in float8" in problems("reservation.precision=float8")
+    assert "100.0000001 %" in problems("shares.main=75.0000001 %")
+    for absurd in ("power.watts={base=1e308}", "prices.device_hour.base=1e308", "checkpoints.every=1e-9s"):
+        problems(absurd)
+
+
+def test_a_worksheet_is_no_frozen_run_and_says_what_its_checkpoints_cost():
+    plan = worksheet_plan("example")
+    assert plan.standing.startswith("a worksheet")
+    rule = "kept checkpoints cost a large part"
+    assert rule not in {risk.rule for risk in plan.risks}
+    often = worksheet_plan("example", ("checkpoints.every=1s",))
+    assert "of the device hours' cost" in next(risk.number for risk in often.risks if risk.rule == rule)

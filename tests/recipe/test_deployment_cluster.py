@@ -10,7 +10,7 @@ from headway.base.errors import ConfigError
 from headway.recipe.chips import CHIPS
 from headway.recipe.cluster import parse_cluster, with_cluster
 from headway.recipe.load import load_deployment
-from headway.recipe.placement import check_stages, settle
+from headway.recipe.placement import check_domain, check_stages, settle
 
 EIGHT = ["processes_per_node=8", "layouts.default.dp_shard=8"]
 
@@ -131,13 +131,38 @@ def test_defaults_of_plan_fields_can_be_written_and_run():
     assert load_deployment(None, sets).layout("main").zero == 3
 
 
+def test_bounds_of_durations_have_their_unit():
+    text = problems("failures.per_device=0.5s")
+    assert "per_device is at least 1s (" in text
+    assert "give a value of at least 1s" in text
+
+
+def test_bounds_inside_named_tables_say_what_the_key_means():
+    assert "tp is at least 1 (parts of a matrix)" in problems("layouts.main.tp=0")
+
+
+@pytest.mark.parametrize("value", ["true", "1.0", "4"])
+def test_a_choice_of_whole_numbers_is_no_truth_value(value):
+    assert "flash_generation is one of 1, 2, 3" in problems(f"implementation.flash_generation={value}")
+    planned("implementation.flash_generation=3")
+
+
+def test_fast_links_join_no_more_than_the_chip_can():
+    """On the machine that something is started on; those of a plan are checked once its cluster is known."""
+    assert "fast links join at most 1:" in problems("accelerator.domain=2", "nodes=1", runnable=True)
+    slices = planned("accelerator.kind=TPU-v5p", "accelerator.domain=8000")
+    check_domain(slices)
+    with pytest.raises(ConfigError, match="at most 8,960: a domain of TPU-v5p has no more"):
+        check_domain(planned("accelerator.kind=TPU-v5p", "accelerator.domain=8961"))
+
+
 def test_units_and_bounds_of_the_new_fields():
     sets = ["power.pue=0.9", "power.watts=-5", "failures.correlated=2", "layouts.default.zero=4", "failures.per_device=50700"]
     text = problems(*sets, "layouts.default.recompute=half", "accelerator.utilisation_convention=8N")
     for override in sets:
         assert f"--set {override}: " in text
-    assert "it is one of none, selective, light, ops, full" in text
-    assert "it is one of 6N, causal, full" in text
+    assert "recompute is one of none, selective, light, ops, full" in text
+    assert "utilisation_convention is one of 6N, causal, full" in text
 
 
 # --- clusters
@@ -171,7 +196,17 @@ def test_machines_times_processes_are_the_devices(name, machines):
         ("1024xA100", "is no single accelerator"),
         ("100xH100", "100 devices do not fill domains of 8(?s:.*)use 96 or 104"),
         ("no-such-file.toml", "there is no deployment at no-such-file.toml"),
-        ("no-such-preset", "there is no preset named"),
+        ("no-such-preset", "is no cluster(?s:.*)COUNTxCHIP(?s:.*)presets are beacon"),
+        ("beacn", "did you mean beacon"),
+        ("2147483648xH100", "at most 2,147,483,647"),
+        ("1e4xH100", "COUNTxCHIP(?s:.*)write it like 1024xH100-SXM"),
+        ("h200x8", "COUNTxCHIP(?s:.*)write it like 8xH200-SXM"),
+        ("V100x8", "COUNTxCHIP(?s:.*)8xH100-SXM; use V100-SXM2-16GB, V100-SXM2-32GB"),
+        ("x8", "COUNTxCHIP(?s:.*)write it like 8xH100-SXM"),
+        ("8x", "no chip is named(?s:.*)COUNTxCHIP(?s:.*)write it like 8xH100-SXM"),
+        ("8xcpu", "'cpu' is no accelerator of the table(?s:.*)write it like 8xH100-SXM"),
+        ("8xH100.toml", "there is no deployment at 8xH100.toml"),
+        ("", "an empty cluster(?s:.*)COUNTxCHIP"),
     ],
 )
 def test_clusters_that_cannot_be(text, message):
@@ -195,7 +230,7 @@ def test_a_cluster_replaces_where_it_runs_and_keeps_the_rest():
     assert (other.world, other.accelerator.kind, other.layouts) == (1024, "H200-SXM", {})
     assert (other.accelerator.utilisation, other.accelerator.network) == (0.4, None)
     assert (other.price_per_hour, other.power.watts, other.power.pue) == (None, None, 1.1)  # the device's go, the building's stay
-    assert (other.failures, other.checkpoints, other.storage) == (own.failures, own.checkpoints, own.storage)
+    assert other.checkpoints == own.checkpoints
     same = with_cluster(own, "1024xH100_80gb")
     assert (same.price_per_hour, same.power.watts) == (2.0, 1300.0)
     check_stages(other, ["main", "anneal"])  # no layouts at all: to be looked for
@@ -209,4 +244,4 @@ def test_a_file_brings_devices_prices_and_layouts(tmp_path):
     )
     other = with_cluster(planned("accelerator.utilisation=0.4", "failures.every=3h"), str(path))
     assert (other.world, other.chip.name, other.price_per_hour) == (16, "A100-SXM-80GB", 3.0)
-    assert (other.layout("main").tp, other.accelerator.utilisation, other.failures.every) == (8, 0.4, 10_800.0)
+    assert (other.layout("main").tp, other.accelerator.utilisation, other.between_failures) == (8, 0.4, 5_400.0)

@@ -46,7 +46,7 @@ def test_units_and_unknown_keys_are_problems_too():
     found = {p.where: f"{p.seen} {p.way_out}" for p in error.value.problems}
     assert "has no unit of time" in found["--set supervise.grace=30"]
     assert "did you mean checkpoints?" in found["--set checkpoint.every_steps=3"]
-    assert "greater than or equal to 1" in found["--set nodes=0"]
+    assert "at least 1" in found["--set nodes=0"]
     assert len(found) == 3
 
 

@@ -5,13 +5,17 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
 from headway.base.errors import ConfigError
+from headway.formulas.parameters import count_parameters
 from headway.recipe.load import load_recipe
+from headway.recipe.model_checks import passed_parameters
 from headway.recipe.resolve import default_ffn_width, resolve
-from headway.recipe.roles import Role, decays, init_std, parameter_shapes
+from headway.recipe.roles import NORMS, Role, block_shapes, count_norms, decays, init_std, norms_of_block, parameter_shapes
+from headway.recipe.schema import Model
 from headway.recipe.spec import ADDED_TO_MODEL, ExpertsSpec, LatentSpec, ModelSpec, Spec
 from headway.recipe.trainable import untrainable
 
@@ -54,7 +58,7 @@ LATENT = "[model.latent]\nquery_rank = 24\nkv_rank = 16\nnope_width = 8\nrope_wi
 EXPERTS = "[model.experts]\nexperts = 8\ntop_k = 2\nwidth = 32"
 EVERYTHING = (
     'ffn = "gelu"\nnorm = "layernorm"\nblock = "sandwich"\nbias = "norm"\nembedding_norm = true\nwindow = 64\n'
-    'full_attention_every = 2\nmtp_layers = 1\nnominal_parameters = "400B"\n'
+    'full_attention_every = 2\nmtp_layers = 1\nnominal_parameters = "200k"\n'
     f"{LATENT}\n{EXPERTS}\nshared = 1\ndense_layers = 1\nevery = 3\nrouter_bias = true"
 )
 
@@ -98,7 +102,7 @@ def test_everything_that_can_be_described(load):
     assert model.latent == LatentSpec(query_rank=24, kv_rank=16, nope_width=8, rope_width=4, value_width=6)
     assert model.experts == ExpertsSpec(8, 2, 32, shared=1, dense_layers=1, every=3, router_bias=True)
     assert (model.window, model.full_attention_every, model.mtp_layers) == (64, 2, 1)
-    assert model.nominal_parameters == 400_000_000_000
+    assert model.nominal_parameters == 200_000
     assert model.embedding_norm
     assert model.ffn_width == 4 * 64  # no gate
 
@@ -149,12 +153,24 @@ def test_a_default_spelt_out_is_the_same_recipe(load):
     plain = load("").digest
     spelt = 'ffn = "swiglu"\nblock = "pre"\nbias = "none"\nposition = "rope"\nfull_attention_every = 0\nmtp_layers = 0'
     assert load(spelt).digest == plain
-    for other in ('ffn = "gelu"', "window = 64", LATENT, 'nominal_parameters = "1M"'):
+    for other in ('ffn = "gelu"', "window = 64", LATENT, 'nominal_parameters = "280k"'):
         assert load(other).digest != plain
     assert load(source='inventory = "1M"').digest != plain
 
 
 # --- refused
+
+
+@pytest.mark.parametrize("model", ["", EXPERTS, LATENT, EVERYTHING.replace('nominal_parameters = "200k"\n', "")])
+def test_a_name_stays_within_a_tenth_of_what_a_token_passes(load, refused, model):
+    """A number left behind by a change of shape stood for N in 6 N D, and the plan showed more than the peak."""
+    exact = count_parameters(model_of(load(model))).active
+    assert passed_parameters(model_of(load(model))) == exact
+    for factor in (0.93, 1.07):
+        assert model_of(load(f"nominal_parameters = {round(exact * factor)}\n{model}")).nominal_parameters
+    for factor in (0.85, 1.15):
+        (problem,) = refused(f"nominal_parameters = {round(exact * factor)}\n{model}")
+        assert f"a token passes {exact:,} parameters" in problem
 
 
 @pytest.mark.parametrize(
@@ -183,7 +199,7 @@ def test_a_default_spelt_out_is_the_same_recipe(load):
         ("kv_heads = 3", "4 query heads cannot share 3"),
         ('nominal_parameters = "400B tokens"', "'400B tokens' is not a number of parameters"),
         ('nominal_parameters = "-7B"', "'-7B' is not a number of parameters"),
-        ("window = -1", "greater than or equal to 1"),
+        ("window = -1", "at least 1"),
         ('ffn = "swigluu"', "did you mean swiglu?"),
     ],
 )
@@ -259,7 +275,7 @@ def test_biases_begin_at_zero_and_do_not_decay(load):
     ("model", "named"),
     [
         ("", []),
-        ("qk_norm = false\ntied_embeddings = true\nnominal_parameters = 7", []),
+        ("qk_norm = false\ntied_embeddings = true\nnominal_parameters = 270_000", []),
         ('ffn = "geglu"', ["ffn = 'geglu'"]),
         ('norm = "layernorm"', ["norm = 'layernorm'"]),
         ('block = "post"', ["block = 'post'"]),
@@ -286,3 +302,17 @@ def test_every_field_of_the_model_is_considered():
     text = Path(untrainable.__code__.co_filename).read_text()
     for field in dataclasses.fields(ModelSpec):
         assert field.name in built | only_beside_others or f'"{field.name}"' in text or f"model.{field.name}" in text, field.name
+
+
+def test_every_block_has_its_norms():
+    assert set(NORMS) == set(get_args(Model.model_fields["block"].annotation))
+
+
+@pytest.mark.parametrize("block", NORMS)
+def test_the_table_of_norms_is_what_blocks_are_built_of(load, block: str):
+    spec = dataclasses.replace(model_of(load("")), block=block)
+    gains = [shape for shape in block_shapes(spec, "", False) if shape.role is Role.GAIN and shape.shape == (spec.width,)]
+    read, products = norms_of_block(spec)
+    assert len(gains) == count_norms(spec)
+    assert products == (1 if block == "parallel" else 2), "attention and feed-forward, from one norm or each from its own"
+    assert read == count_norms(spec) - (block == "parallel-two-norms"), "two norms read one value"

@@ -128,7 +128,7 @@ FILES = [path for name in PUBLISHED for path in sorted(preset_directory().glob(f
 def test_every_file_says_where_it_is_from(path: Path):
     text = path.read_text("utf-8")
     assert text.startswith("#")
-    assert any(word in text for word in ("arXiv", "mission text", "model card", "README")), "no source"
+    assert any(word in text for word in ("arXiv", "docs/sources.md", "model card", "README")), "no source"
 
 
 @pytest.mark.parametrize("name", PUBLISHED)

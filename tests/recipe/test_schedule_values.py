@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 from headway.recipe.load import load_recipe
 from headway.recipe.resolve import resolve
-from headway.recipe.schedules import Schedule, shape_value, whole_batches
+from headway.recipe.schedules import Schedule, shape_value, spans, whole_batches
 from headway.recipe.spec import BatchPhase
 
 RECIPE = """\
@@ -159,6 +160,20 @@ def test_whole_batches_property(tokens, length, later, first_batch):
         assert end > phase.first_sequence
     known = {max(1, round(batch / length)) for _, batch in ramp}
     assert {phase.batch_sequences for phase in phases} <= known
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 9), st.integers(1, 50)), min_size=1, max_size=5))
+def test_spans_lie_end_to_end(phases):
+    """(steps, batch) of each phase: also those that a short stage leaves without a step."""
+    firsts = [sum(steps * batch for steps, batch in phases[:place]) for place in range(len(phases))]
+    made = tuple(BatchPhase(first, batch) for first, (_, batch) in zip(firsts, phases, strict=True))
+    sequences = sum(steps * batch for steps, batch in phases)
+    stage = replace(resolve(load_recipe("demo"), None).stages[0], phases=made, sequences=sequences)
+    found = spans(stage)
+    assert [(span.steps, span.batch_sequences) for span in found] == phases
+    assert [found[0].first_sequence, *(span.end_sequence for span in found)] == [*firsts, sequences]
+    assert sum(span.sequences for span in found) == sequences
 
 
 def test_evaluations_are_due_once_per_multiple(schedule):

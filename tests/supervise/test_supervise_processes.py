@@ -22,7 +22,7 @@ from headway.supervise.supervisor import supervise
 
 OWNER = Path(__file__).with_name("owner.py")
 
-pytestmark = pytest.mark.usefixtures("file_checkpoints")
+pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("file_checkpoints")]
 
 
 def go(run, on_record=None, **options):

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from headway.base.errors import ConfigError
-
-DEPLOYMENT_PREFIX = "deployment."
+from headway.recipe.load import DEPLOYMENT_PREFIX
 
 
 @dataclass(frozen=True)
@@ -47,12 +46,13 @@ def describe(recipe: str, overrides: Sequence[str] | None, deployment: Path | No
     if runnable:
         model = resolve_model(loaded.recipe.model, loaded.recipe.tokenizer.vocabulary)
         refuse_untrainable(model, loaded.locate, compute=loaded.recipe.precision.compute)
-    placed = load_deployment(deployment or own_deployment(recipe), for_deployment, runnable=runnable)
+    as_given = tuple(DEPLOYMENT_PREFIX + override for override in for_deployment)
+    placed = load_deployment(deployment or own_deployment(recipe), as_given, runnable=runnable)
     found = Description(
         loaded,
         settle(placed, loaded.recipe.precision.compute),
         str(deployment or ""),
-        tuple(DEPLOYMENT_PREFIX + override for override in for_deployment),
+        as_given,
     )
     check_stages(found.deployment, [stage.name for stage in loaded.recipe.stages])
     return found
@@ -74,10 +74,13 @@ def default_data(description: Description) -> Path:
 
 def manifest_of(description: Description, data: Path | None) -> tuple[Path, Any]:
     """The data directory and its manifest; a clear error where it has not been built."""
-    from headway.data.manifest import DataManifest
+    from headway.data.manifest import MANIFEST_FILE, DataManifest
     from headway.recipe.load import name_in_commands
 
     directory = data or default_data(description)
+    if data is not None and data.exists() and not (directory / MANIFEST_FILE).exists():
+        rule = f"built data has a {MANIFEST_FILE} in it"
+        raise ConfigError(f"{directory} is no data directory", rule, "name the directory that headway data build wrote", "--data")
     if not directory.is_dir():
         recipe = name_in_commands(description.loaded.path) or description.recipe.name
         raise ConfigError(

@@ -54,7 +54,23 @@ def usage_problem(error: BaseException) -> Problem:
             seen = f"Unexpected argument{'s' if len(unused) > 1 else ''}: {', '.join(map(str, unused))}."
     except Exception:  # the parser imports verbs to word its suggestion; a broken one must not hide the message
         seen = f"cannot read the command line ({type(error).__name__})"
-    return Problem(seen, "", f"headway {chain + ' ' if chain else ''}--help shows what is possible")
+    verb = f"headway {chain} " if chain else "headway "
+    way_out = f"{verb}--help shows what is possible"
+    if type(error).__name__ == "MissingArgumentError":
+        way_out = f"{_missing(error, verb)}; {way_out}"
+    return Problem(seen, "", way_out)
+
+
+EXAMPLES = {"headway plan ": "demo", "headway plan worksheet ": "example", "headway run ": "demo", "headway data build ": "demo"}
+"""What a verb can be tried with."""
+
+
+def _missing(error: Any, verb: str) -> str:
+    """How to write the argument that is not there, or that looks like an option."""
+    option = getattr(error, "keyword", None)
+    if option:
+        return f"write {option}=VALUE where the value begins with a hyphen"
+    return f"name one, such as {verb}{EXAMPLES[verb]}" if verb in EXAMPLES else "name one"
 
 
 def internal_problem(error: BaseException) -> Problem:

@@ -76,6 +76,8 @@ def invoke(arguments: Sequence[str]) -> int:
     app = build_app()
     if not {*VERBS, *DATA_VERBS, *PLAN_VERBS} & set(arguments[:2]):
         import_verbs(app)
+    elif tuple(arguments[:2]) in (("plan", "--help"), ("plan", "-h")):
+        app["plan"].resolved_commands()  # it lists verbs of its own
     code = app(list(arguments), exit_on_error=False, print_error=False, result_action="return_value")
     sys.stdout.flush()  # here, so that a closed pipe is met inside the guard
     return EXIT_OK if code is None else code

@@ -34,8 +34,8 @@ ClusterOption = Annotated[
     str | None,
     Parameter(
         metavar="CLUSTER",
-        help="Where to plan for: devices x chip, such as 16384xH100-SXM, or a deployment file or preset. Replaces the devices "
-        "and layouts of the deployment; failures, storage and checkpoint policy stay.",
+        help="Where to plan for: COUNTxCHIP, such as 1024xH100-SXM for 1,024 of them, or a deployment file or preset. Replaces "
+        "the devices and layouts of the deployment; failures, storage and checkpoint policy stay.",
     ),
 ]
 LayoutOption = Annotated[
@@ -43,8 +43,8 @@ LayoutOption = Annotated[
     Parameter(
         metavar="LAYOUT",
         negative="",
-        help="Sizes of the mesh axes, such as tp=8,pp=16; data parallelism fills the rest. STAGE:tp=8,cp=16 is for one stage. "
-        "Repeatable.",
+        help="Sizes of the mesh axes (pp, dp_replicate, dp_shard, cp, tp, ep), such as tp=8,pp=16, and fields such as "
+        "recompute=full; dp_shard fills the rest. STAGE:tp=8,cp=16 is for one stage. Repeatable.",
     ),
 ]
 CalibrationOption = Annotated[

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from enum import StrEnum
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -47,23 +45,36 @@ def build_plan(
 def plan_of_recipe(wanted: Wanted, *, extras: frozenset[str], calibration: Path | None = None, calibrate: bool = False) -> Plan:
     from headway.cli.describe import describe, spec_of
     from headway.plan.plan import make_plan
-    from headway.recipe.placement import check_stages, settle
+    from headway.recipe.cluster import carried_over
+    from headway.recipe.placement import check_domain, check_stages, settle
 
     description = describe(wanted.recipe, wanted.overrides, wanted.deployment, runnable=calibrate)
     spec = spec_of(description, wanted.data)
     deployment = settle(placed(description.deployment, wanted), spec.precision.compute)
+    check_domain(deployment)
     check_stages(deployment, [stage.name for stage in spec.stages])
     measured = measurement(spec, deployment, calibration, calibrate=calibrate)
-    return make_plan(spec, deployment, measured, extras=extras, notes=missing_sources(description.recipe))
+    notes = (
+        *missing_sources(description.recipe),
+        *beyond_held_out(description.recipe),
+        *carried_over(description.deployment, deployment),
+    )
+    return make_plan(spec, deployment, measured, extras=extras, notes=notes)
 
 
 def placed(deployment: Deployment, wanted: Wanted) -> Deployment:
     """On the cluster and with the layouts of the command line."""
     if wanted.cluster is not None:
+        from headway.cli.describe import split_overrides
         from headway.recipe.cluster import with_cluster
 
-        deployment = with_cluster(deployment, wanted.cluster)
-    return with_layouts(deployment, wanted.layouts) if wanted.layouts else deployment
+        said = [override.partition("=")[0].strip() for override in split_overrides(wanted.overrides)[1]]
+        deployment = with_cluster(deployment, wanted.cluster, said)
+    if not wanted.layouts:
+        return deployment
+    from headway.plan.layout.stated import with_layouts
+
+    return with_layouts(deployment, wanted.layouts)
 
 
 def measurement(spec: Any, deployment: Any, file: Path | None, *, calibrate: bool) -> dict[str, Any] | None:
@@ -87,6 +98,9 @@ def refuse_without_model(wanted: Wanted, extras: frozenset[str], measured: objec
     given += ["--cluster"] if wanted.cluster else []
     given += ["--layout"] if wanted.layouts else []
     given += ["--calibrate or --calibration"] if measured else []
+    given += ["--deployment"] if wanted.deployment else []
+    given += ["--data"] if wanted.data else []
+    given += [f"--set {text}" for text in wanted.overrides if text.strip().startswith("deployment.")]
     if given:
         rule = "a schedule is published without its model: no FLOPs, memory or time follow from it"
         raise ConfigError(f"{', '.join(given)} for the schedule {wanted.recipe}", rule, "leave it out, or write a recipe")
@@ -103,34 +117,12 @@ def missing_sources(recipe: Any) -> tuple[str, ...]:
     return (f"{there} not exist yet under this directory: {', '.join(missing)}; headway data build needs it",)
 
 
-# --- layouts ------------------------------------------------------------------------------------------------------------
-
-
-def with_layouts(deployment: Deployment, texts: Sequence[str]) -> Deployment:
-    """``deployment`` with the layouts of ``--layout``; those for one stage leave the others as they are."""
-    layouts = {} if any(":" not in text for text in texts) else dict(deployment.layouts)
-    for text in texts:
-        stage, _, sizes = text.rpartition(":")
-        layouts[stage.strip() or "default"] = read_layout(sizes, deployment, text)
-    return deployment.model_copy(update={"layouts": layouts})
-
-
-def read_layout(sizes: str, deployment: Deployment, text: str) -> Any:
-    """``tp=8,pp=16`` -> a layout of all devices; what is left over goes to dp_shard unless that is given."""
-    from headway.plan.layout.section import parse_layout
-    from headway.plan.work import Layout
-    from headway.recipe.deployment import Layout as Stated
-
-    try:
-        layout = parse_layout(", ".join(sizes.replace(",", " ").split()), Layout(), deployment.world)
-    except ConfigError as error:
-        raise ConfigError([replace(problem, where=f"--layout {text}") for problem in error.problems]) from None
-    if layout.world != deployment.world:
-        rule = "pp x dp_replicate x dp_shard x cp x tp is the number of devices"
-        way_out = "leave out dp_shard: it fills the rest"
-        raise ConfigError(f"a layout of {layout.world:,} for {deployment.world:,} devices", rule, way_out, f"--layout {text}")
-    plain = {name: getattr(layout, name) for name in Stated.model_fields}
-    return Stated.model_validate({name: str(value) if isinstance(value, StrEnum) else value for name, value in plain.items()})
+def beyond_held_out(recipe: Any) -> tuple[str, ...]:
+    """A note where evaluations ask for more than is held out: only that much can be scored."""
+    wanted, there = recipe.evaluation.tokens_per_source, recipe.data.held_out
+    if wanted <= there:
+        return ()
+    return (f"evaluation.tokens_per_source, {wanted:,}, is more than data.held_out, {there:,}: at most that is scored",)
 
 
 def one_form(*, json: bool, markdown: bool, html: bool, why: str | None) -> None:

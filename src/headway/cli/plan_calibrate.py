@@ -59,6 +59,8 @@ def show(measured: dict[str, Any], path: Path) -> None:
             say(f"{what} {format_seconds(measured[key])}")
     if "measured_over_predicted" in measured:
         say(f"measured / predicted step time {measured['measured_over_predicted']:.3g}")
+    elif "not_predicted" in measured:
+        say(f"holds for this machine and layout only: {measured['not_predicted']}")
     say(f"calibration {short(measured['digest'])} written: headway plan RECIPE --calibration {path}")
 
 

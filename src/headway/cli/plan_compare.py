@@ -19,7 +19,8 @@ def compare(
         str, Parameter(help="One or two recipes. NAME@CLUSTER plans a recipe on a cluster, such as beacon@8192xB200-SXM.")
     ],
     cluster: Annotated[
-        list[str] | None, Parameter(metavar="CLUSTER", negative="", help=f"Devices x chip, or a deployment. {TWO}")
+        list[str] | None,
+        Parameter(metavar="CLUSTER", negative="", help=f"COUNTxCHIP, such as 1024xH100-SXM, or a deployment. {TWO}"),
     ] = None,
     layout: Annotated[
         list[str] | None, Parameter(metavar="LAYOUT", negative="", help=f"Sizes of the mesh axes, such as tp=8,pp=16. {TWO}")
@@ -77,6 +78,11 @@ def sides_of(
     for side in (0, 1):
         name, at, place = _of(side, recipes).rpartition("@")
         recipe, own = (name, place) if at else (place, None)
+        if at and not (name and place):
+            rule = "RECIPE@CLUSTER names both, such as beacon@8192xB200-SXM"
+            raise ConfigError(
+                f"{_of(side, recipes)!r} names no {'cluster' if name else 'recipe'}", rule, "name it, or leave out the @"
+            )
         if own is not None and clusters:
             raise ConfigError(f"{_of(side, recipes)} and --cluster", "a side has one cluster", "leave out one of the two")
         sides.append(

@@ -7,14 +7,22 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from headway.base.errors import EXIT_FINDINGS, EXIT_OK
-from headway.cli.options import Html, Json, Markdown, Overrides, Why
+from headway.cli.options import Html, Json, Markdown, Why
 
 
 def worksheet(
     file: Annotated[str, Parameter(help="A worksheet file, or the name of a shipped one such as example.")],
     /,
     *,
-    overrides: Overrides = None,
+    overrides: Annotated[
+        list[str] | None,
+        Parameter(
+            name="--set",
+            metavar="KEY=VALUE",
+            negative="",
+            help="Override one value of the worksheet, such as reservation.devices=512. Repeatable.",
+        ),
+    ] = None,
     json: Json = False,
     markdown: Markdown = False,
     html: Html = False,

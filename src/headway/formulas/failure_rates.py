@@ -37,6 +37,11 @@ class MeasuredRate:
     def device_hours(self) -> float:
         return self.devices * self.between_hours
 
+    @property
+    def cited(self) -> str:
+        """What a plan says of where the figure is from."""
+        return self.source if self.verified else f"{self.source}, not verified: the source itself was not at hand"
+
 
 LLAMA_3_INTERRUPTIONS = 419
 LLAMA_3_DAYS = 54
@@ -47,7 +52,7 @@ LLAMA_3 = MeasuredRate(
     source="arXiv 2407.21783 table 5: 419 unexpected interruptions in 54 days",
     verified=True,
 )
-RSC = "arXiv 2410.21680 (figures as quoted by others; the paper's text was not at hand)"
+RSC = "arXiv 2410.21680"
 RSC_1_NODE_RATE = 6.50e-3
 RSC_2_NODE_RATE = 2.34e-3
 """Failures per node-day, eight devices a node."""
@@ -95,7 +100,7 @@ def small_job_divergence() -> Quantity:
         "measured (hours at 8)": smallest.between_hours,
     }
     formula = "hours between interruptions by the rate model / measured, for 1,024 devices; range: down to jobs of 8"
-    return Quantity("small_job_divergence", factors[1], "times", formula, inputs, RSC, *factors)
+    return Quantity("small_job_divergence", factors[1], "times", formula, inputs, measured.cited, *factors)
 
 
 def device_between(stated_seconds: float | None, devices: int) -> Quantity:
@@ -110,7 +115,7 @@ def device_between(stated_seconds: float | None, devices: int) -> Quantity:
         low = SMALL_JOB_DEVICE_HOURS
         inputs["small_job_divergence"] = small_job_divergence()
         formula += ", and what small jobs met"
-    return Quantity(name, LLAMA_3.device_hours, "hours", formula, inputs, LLAMA_3.source, low, high)
+    return Quantity(name, LLAMA_3.device_hours, "hours", formula, inputs, f"{LLAMA_3.cited}; assumed of this device", low, high)
 
 
 def job_between(device: Quantity, devices: int) -> Quantity:

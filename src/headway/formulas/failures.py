@@ -103,7 +103,7 @@ RECOVERY_CAVEATS = (
     "rejoining is not charged: coming back to full size costs another reconfiguration",
     "pace is measured, not the share of devices left: unequal shards, another batch split and links in other places slow it",
 )
-"""What r max(0, R - d) leaves out (mission text 002, "Continue with fewer devices only under a contract")."""
+"""What r max(0, R - d) leaves out (docs/sources.md: the run-design worksheet, elasticity)."""
 
 
 def recovery_quantity(repair: Quantity | float, reconfigure: Quantity | float, pace: float) -> Quantity:
@@ -112,4 +112,5 @@ def recovery_quantity(repair: Quantity | float, reconfigure: Quantity | float, p
     inputs: dict[str, Input] = {"r": pace, "R": repair, "d": reconfigure}
     formula = "r max(0, R - d), healthy-equivalent; " + "; ".join(RECOVERY_CAVEATS)
     gain = productive_seconds_of_shrunken_run(R, d, pace)
-    return Quantity("seconds_earned_by_shrinking", gain, "seconds", formula, inputs, "mission text 002")
+    source = "docs/sources.md: the run-design worksheet, elasticity"
+    return Quantity("seconds_earned_by_shrinking", gain, "seconds", formula, inputs, source)

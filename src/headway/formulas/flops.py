@@ -12,14 +12,13 @@ A forward pass is a third, the backward pass two. What stands for the letters:
          router, heads for further tokens. No look-up of an embedding, no norms and biases. A gated feed-forward has three
     E    width of a head; latent attention has Ek for scores and Ev for values: 6 L H (Ek + Ev) s {1/2}. Grouped queries
          shrink the projections (P), not the scores
-    s    keys of a query: the sequence, or E[l^2] / E[l] of documents under a mask (``mean_context``). A layer with a window
-         of w has min(s, w) in full and, causal, v - v^2 / 2s with v = min(s, w) instead of s / 2: as many as the mask leaves,
-         to the convention's own half of the diagonal
+    s    keys of a query: the sequence, or E[l^2] / E[l] of documents under a mask (with a window an upper bound). A layer with
+         a window of w has min(s, w) in full and, causal, v - v^2 / 2s with v = min(s, w) instead of s / 2: as many as the mask
+         leaves, to the convention's own half of the diagonal
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from enum import StrEnum
 
 from headway.formulas.parameters import count_parameters, parameter_quantities, parameters_in_6n
@@ -34,15 +33,6 @@ class Convention(StrEnum):
 
 
 SOURCE = "Kaplan et al. 2020 (6N); Chowdhery et al. 2022, appendix B (attention)"
-
-
-def mean_context(document_tokens: Iterable[int]) -> float:
-    """E[l^2] / E[l]: what stands for s where documents of these lengths are packed and do not see each other.
-
-    With a window it gives an upper bound: the keys that a window leaves are concave in the length.
-    """
-    lengths = list(document_tokens)
-    return sum(length * length for length in lengths) / sum(lengths)
 
 
 def mean_keys(context_tokens: float, window: int | None, convention: Convention) -> float:
@@ -78,11 +68,6 @@ def flops_per_token(model: ModelSpec, context_tokens: float, convention: Convent
     if convention is Convention.SIX_N:
         return 6.0 * parameters_in_6n(model)
     return 6 * count_parameters(model).active_in_products + attention_flops_per_token(model, context_tokens, convention)
-
-
-def forward_flops_per_token(model: ModelSpec, context_tokens: float, convention: Convention) -> float:
-    """Of a forward pass alone."""
-    return flops_per_token(model, context_tokens, convention) / 3
 
 
 def convert_mfu(mfu: float, model: ModelSpec, context_tokens: float, *, of: Convention, to: Convention) -> float:

@@ -16,7 +16,6 @@ from headway.formulas.quantity import Quantity, estimate
 from headway.recipe.spec import ModelSpec
 
 STATE_BYTES_PER_PARAMETER = 16
-CHECKPOINT_BYTES_PER_PARAMETER = 12
 PROCESS_BYTES = 350 * 2**20
 """On CPU: 225 MiB after imports, 340 to 360 MiB beside the tensors once the model is initialised and threads have started."""
 PROCESS_SPREAD = (0.64, 1.3)
@@ -33,11 +32,6 @@ def state_bytes(parameters: int) -> int:
 def copy_bytes(model: ModelSpec, compute: str) -> int:
     """bfloat16 copies of the matrices; none when computing in float32."""
     return 0 if compute == "float32" else 2 * count_parameters(model).in_products
-
-
-def checkpoint_bytes(parameters: int) -> int:
-    """What a checkpoint holds: fp32 weights and two moments."""
-    return CHECKPOINT_BYTES_PER_PARAMETER * parameters
 
 
 def memory_quantities(one: Pass) -> dict[str, Quantity]:
@@ -72,7 +66,7 @@ def _activations(one: Pass) -> Quantity:
         "bytes",
         "tensors that forward keeps for a micro-batch of so many tokens, counted; middle of the range",
         {"micro_batch_tokens": one.tokens, "sequence_length": one.sequence_length},
-        "formulas.activations. low: documents as short as a block of queries; high: one document and a mask",
+        "counted tensor by tensor. low: documents as short as a block of queries; high: one document and a mask",
         low,
         high,
     )
@@ -100,8 +94,6 @@ def _working(one: Pass) -> Quantity:
 
 def _allocator(activations: Quantity, working: Quantity) -> Quantity:
     low, middle, high = ALLOCATOR_SHARE
-    assert activations.high is not None
-    assert working.high is not None
     return Quantity(
         "allocator_bytes",
         middle * (activations.number() + working.number()),
@@ -110,14 +102,13 @@ def _allocator(activations: Quantity, working: Quantity) -> Quantity:
         {"activation_bytes": activations, "working_bytes": working},
         "measured: resident memory less what the tensors take",
         low,
-        high * (activations.high + working.high),
+        high * (activations.at("high") + working.at("high")),
     )
 
 
 def sum_of(name: str, parts: dict[str, Quantity], unit: str) -> Quantity:
     """The sum, with the sum of the ranges: the widest it can be, when all parts err in the same direction."""
-    low = sum(part.number() if part.low is None else part.low for part in parts.values())
-    high = sum(part.number() if part.high is None else part.high for part in parts.values())
+    low, high = sum(part.at("low") for part in parts.values()), sum(part.at("high") for part in parts.values())
     value = sum(part.number() for part in parts.values())
     exact = all(not part.is_estimate for part in parts.values())
     inputs = {part.name: part for part in parts.values()}

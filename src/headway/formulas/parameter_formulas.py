@@ -10,10 +10,8 @@ formulas and compare.
 
 from __future__ import annotations
 
-from headway.recipe.roles import mtp_shapes
+from headway.recipe.roles import count_norms, mtp_shapes
 from headway.recipe.spec import ModelSpec
-
-NORMS_OF_A_LAYER = {"pre": 2, "post": 2, "sandwich": 4, "parallel": 1, "parallel-two-norms": 2}
 
 
 def component_formulas(model: ModelSpec) -> dict[str, str]:
@@ -73,7 +71,7 @@ def _gains(model: ModelSpec) -> str:
         inner = " + Rq + Rkv" if model.latent.query_rank else " + Rkv"
     elif model.qk_norm:
         inner = " + 2 E" if model.qk_norm_over == "head" else " + H E + K E"
-    return f"{_outer_norms(model)} + L ({NORMS_OF_A_LAYER[model.block]} D{inner})"
+    return f"{_outer_norms(model)} + L ({count_norms(model)} D{inner})"
 
 
 def _outer_norms(model: ModelSpec) -> str:
@@ -89,7 +87,7 @@ def _biases(model: ModelSpec) -> str:
     every, routed, gates = model.bias == "all", routed_layers(model), _gates(model)
     terms = []
     if model.norm == "layernorm" and model.bias in ("norm", "all"):
-        terms.append(f"{_outer_norms(model)} + L {NORMS_OF_A_LAYER[model.block]} D")
+        terms.append(f"{_outer_norms(model)} + L {count_norms(model)} D")
     if model.bias in ("qkv", "all") and not model.latent:
         terms.append("L (H E + 2 K E + D)" if every else "L (H E + 2 K E)")
     if every and routed < model.layers:

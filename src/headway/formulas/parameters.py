@@ -135,7 +135,7 @@ def parameters_in_6n(model: ModelSpec) -> int:
 
 # --- as quantities ------------------------------------------------------------------------------------------------------
 
-SOURCE = "recipe.roles.parameter_shapes"
+SOURCE = "shapes of the parameters, by role"
 _NAMES = {"experts": "expert_parameters", "gains": "gain_parameters", "biases": "bias_parameters"}
 _NAMES |= {"positions": "position_parameters", "idle_experts": "idle_expert_parameters", "idle_biases": "idle_bias_parameters"}
 

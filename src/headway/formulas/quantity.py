@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Union
+from typing import Any, Literal, Union
 
 from headway.base.units import format_bytes, format_count, format_seconds, format_storage
 
@@ -33,8 +33,12 @@ class Quantity:
     def __post_init__(self) -> None:
         if isinstance(self.value, float) and not math.isfinite(self.value):
             raise ValueError(f"{self.name} is {self.value}: a quantity is finite or unknown")
-        if isinstance(self.value, int | float) and self.low is not None and self.high is not None:
-            assert self.low <= self.value <= self.high, (self.name, self.low, self.value, self.high)
+        if not self.is_estimate:
+            return
+        if not isinstance(self.value, int | float):
+            raise ValueError(f"{self.name} has a range around {self.value!r}: only numbers have one")
+        if not self.at("low") <= self.value <= self.at("high"):
+            raise ValueError(f"{self.name} is {self.value}, outside its range {self.low} to {self.high}")
 
     @property
     def is_estimate(self) -> bool:
@@ -44,6 +48,11 @@ class Quantity:
         """The value as a number; for unknown or worded ones a bug of the caller."""
         assert isinstance(self.value, int | float), self.name
         return float(self.value)
+
+    def at(self, end: Literal["low", "high"]) -> float:
+        """That end of the range; the value where there is none. A bound of zero is one."""
+        bound = self.low if end == "low" else self.high
+        return self.number() if bound is None else bound
 
     def shown(self) -> str:
         """Value and unit for people, with the range of an estimate."""

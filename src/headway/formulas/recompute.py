@@ -49,12 +49,14 @@ def hardware_flops_per_token(
 
 
 def _from_latents(model: ModelSpec, convention: Convention) -> float:
-    """Parameters of the products that make heads from latents, in all blocks. Under 6N: their share of whatever stands for N."""
+    """Parameters of the products that make heads from latents, in all blocks, those of heads for further tokens too. Under 6N:
+    their share of whatever stands for N."""
     latent = model.latent
     if latent is None:
         return 0
     query = latent.query_rank * model.heads * model.head_width if latent.query_rank else 0
-    made = model.layers * (query + latent.kv_rank * model.heads * (latent.nope_width + latent.value_width))
+    each = query + latent.kv_rank * model.heads * (latent.nope_width + latent.value_width)
+    made = (model.layers + model.mtp_layers) * each
     if convention is Convention.SIX_N:
         return made / count_parameters(model).active_in_products * parameters_in_6n(model)
     return made
@@ -74,20 +76,6 @@ def recompute_factor(
     """FLOPs computed over FLOPs needed, under one convention: HFU / MFU."""
     hardware = hardware_flops_per_token(model, context_tokens, convention, recompute, flash=flash)
     return hardware / flops_per_token(model, context_tokens, convention)
-
-
-def mfu_to_hfu(
-    mfu: float, model: ModelSpec, context_tokens: float, convention: Convention, recompute: Recompute, *, flash: bool = True
-) -> float:
-    """Share of the peak that was computed, from the share that the model needed."""
-    return mfu * recompute_factor(model, context_tokens, convention, recompute, flash=flash)
-
-
-def hfu_to_mfu(
-    hfu: float, model: ModelSpec, context_tokens: float, convention: Convention, recompute: Recompute, *, flash: bool = True
-) -> float:
-    """The inverse of ``mfu_to_hfu``."""
-    return hfu / recompute_factor(model, context_tokens, convention, recompute, flash=flash)
 
 
 def mfu(tokens_per_second_per_chip: float, *, flops_per_token: float, peak_flops_per_second: float) -> float:

@@ -9,13 +9,15 @@ The short live measurement of ``--calibrate`` has no ``measured_on``: it was tak
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headway.base.digests import digest_json
 from headway.base.errors import ConfigError, HeadwayError, RunError
 from headway.base.files import read_json, write_json
+from headway.base.plain import from_plain
 from headway.formulas.flops import Convention, flops_per_token
 from headway.formulas.parameters import count_parameters
 from headway.recipe.digests import section_digests
@@ -48,7 +50,6 @@ def calibration_of_run(run: RunDirectory) -> dict[str, Any]:
         "schema_version": 1,
         "measured_on": identity(spec, info["deployment"]) | {"run": info["run_id"], "name": info["name"]},
         "stages": stages,
-        **_all_stages(stages),
         **_saves(rows),
         **_evaluations(rows),
         **_against_prediction(spec, info["deployment"], stages),
@@ -102,16 +103,6 @@ def _ends(values: Sequence[float]) -> tuple[float, float]:
     return deciles[0], deciles[-1]
 
 
-def _all_stages(stages: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
-    """The mean rate over the steps that were timed, as the live measurement has it."""
-    steps = sum(stage["steps_timed"] for stage in stages.values())
-
-    def mean(key: str) -> float:
-        return sum(stage[key] * stage["steps_timed"] for stage in stages.values()) / steps
-
-    return {key: mean(key) for key in ("tokens_per_second", "low", "high")} | {"steps_timed": steps}
-
-
 def _saves(rows: Sequence[dict]) -> dict[str, Any]:
     """Seconds that training stood still for a save: until the commit, and for the read-back of retention after it."""
     found = [row for row in rows if row["kind"] == "save" and isinstance(row.get("blocking_ns"), int)]
@@ -143,43 +134,38 @@ def _evaluations(rows: Sequence[dict]) -> dict[str, Any]:
 
 
 def _against_prediction(spec: Spec, deployment: dict[str, Any], stages: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
-    """Measured / predicted seconds, where the chip is known: what carries over to other models and layouts of it."""
+    """Measured / predicted seconds: what carries over to other models and layouts of a chip; or why there is none."""
     from headway.plan.rates import phases_of, predict, stated_layouts
 
     try:
         where = stored_deployment(deployment)
         predicted = predict(spec, where, stated_layouts(spec, where))
-    except HeadwayError:
-        return {}
+    except HeadwayError as error:
+        return {"not_predicted": error.problems[0].seen}
     ratios = []
     for one, phase in zip(predicted, phases_of(spec)):
         measured = stages.get(phase.stage.name)
         if measured is not None and measured["tokens_per_step"] == phase.batch_sequences * phase.stage.sequence_length:
             ratios.append(measured["step_seconds"] / one.time.seconds)
-    return {"measured_over_predicted": statistics.median(ratios)} if ratios else {}
+    if ratios:
+        return {"measured_over_predicted": statistics.median(ratios)}
+    if not predicted:
+        return {"not_predicted": f"{where.accelerator.kind} is no chip of the table"}
+    return {"not_predicted": "no batch that was measured is one of the recipe's"}
 
 
 def stored_deployment(plain: dict[str, Any]) -> Deployment:
-    """The deployment that ``Deployment.resolved`` gave; durations lost their unit there and get it back."""
-    import copy
-
+    """The deployment that ``Deployment.resolved`` gave."""
     from pydantic import ValidationError
 
     from headway.recipe.deployment import Deployment
 
-    values = copy.deepcopy(plain)
-    for _ in range(2):
-        try:
-            return Deployment.model_validate(values)
-        except ValidationError as error:
-            for found in error.errors():
-                *path, last = found["loc"]
-                here: Any = values
-                for part in path:
-                    here = here[part]
-                if isinstance(here.get(last), int | float):
-                    here[last] = f"{here[last]!r}s"
-    raise RunError("the stored deployment cannot be read", "it was written by another version", "plan without it")
+    try:
+        return Deployment.of_resolved(plain)
+    except ValidationError as error:
+        what = "; ".join(f"{'.'.join(map(str, found['loc']))}: {found['msg']}" for found in error.errors()[:3])
+        seen = f"the stored deployment cannot be read: {what}"
+        raise RunError(seen, "it was written by another version", "plan without it") from None
 
 
 def identity(spec: Spec, deployment: dict[str, Any]) -> dict[str, Any]:
@@ -206,17 +192,100 @@ def write_calibration(path: Path, calibration: dict[str, Any]) -> None:
     write_json(path, calibration)
 
 
+@dataclass(frozen=True, kw_only=True)
+class MeasuredOn:
+    """What ``identity`` says, and of which run."""
+
+    device: str
+    devices: int
+    threads: int | None
+    micro_batch: int | None
+    layouts: dict[str, dict[str, Any]]
+    model: str
+    compute: str
+    parameters: int
+    flops_per_token: dict[str, float]
+    sequences: dict[str, int]
+    run: str
+    name: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasuredStage:
+    """What ``_stage`` says of one."""
+
+    tokens_per_second: float
+    low: float
+    high: float
+    step_seconds: float
+    tokens_per_step: int
+    steps_timed: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class CalibrationFile:
+    """Keys and types of the file; values stay as they were read."""
+
+    kind: str
+    schema_version: int
+    digest: str
+    measured_on: MeasuredOn
+    stages: dict[str, MeasuredStage]
+    seconds_per_save: float | None = None
+    save_range: tuple[float, ...] = ()
+    saves_timed: int | None = None
+    bytes_per_save: int | None = None
+    seconds_per_evaluation: float | None = None
+    evaluation_range: tuple[float, ...] = ()
+    evaluations_timed: int | None = None
+    evaluation_tokens_per_second: float | None = None
+    measured_over_predicted: float | None = None
+    not_predicted: str | None = None
+
+
+LARGEST = 1e30  # no rate, time or count of FLOPs comes near it
+ANEW = "write it anew with headway plan calibrate RUN"
+
+
 def load_calibration(path: Path) -> dict[str, Any]:
-    """A calibration file, proven to be what was measured: its digest is of its content."""
+    """A calibration file, proven to be what was measured: its keys and types, its numbers, its digest."""
     try:
         value = read_json(path, "calibration")
+        if not isinstance(value, dict) or value.get("kind") != "calibration" or value.get("schema_version") != 1:
+            rule = "a calibration is a JSON file of kind 'calibration' and schema_version 1"
+            raise ConfigError(f"{path} is no calibration", rule, "write one with headway plan calibrate RUN")
+        read = from_plain(CalibrationFile, value, "calibration")
     except RunError as error:
-        raise ConfigError(error.problems) from None
-    if not isinstance(value, dict) or value.get("kind") != "calibration" or value.get("schema_version") != 1:
-        rule = "a calibration is a JSON file of kind 'calibration' and schema_version 1"
-        raise ConfigError(f"{path} is no calibration", rule, "write one with headway plan calibrate RUN")
-    content = {key: item for key, item in value.items() if key != "digest"}
-    if value.get("digest") != digest_json(content):
+        raise ConfigError([replace(each, where=str(path), way_out=each.way_out or ANEW) for each in error.problems]) from None
+    if not _unchanged(value, path):
         rule = "its digest is of its content: a measurement is never edited"
-        raise ConfigError(f"{path} was changed after it was written", rule, "write it anew with headway plan calibrate RUN")
+        raise ConfigError(f"{path} was changed after it was written", rule, ANEW)
+    if wrong := list(_impossible(read)):
+        raise ConfigError(f"{path} holds what no run measures: {'; '.join(wrong)}", "rates and times are positive numbers", ANEW)
     return value
+
+
+def _unchanged(value: dict[str, Any], path: Path) -> bool:
+    try:
+        return value["digest"] == digest_json({key: item for key, item in value.items() if key != "digest"})
+    except ValueError:
+        seen = f"{path} holds what no run measures: a number that is not finite, or broken text"
+        raise ConfigError(seen, "rates and times are positive numbers", ANEW) from None
+
+
+def _impossible(read: CalibrationFile) -> Iterator[str]:
+    """Numbers that cannot have been measured."""
+    if not read.stages:
+        yield "no stages"
+    for name, stage in read.stages.items():
+        yield from (f"stages.{name}.{key} = {value}" for key, value in vars(stage).items() if not 0 < value < LARGEST)
+        if not stage.low <= stage.tokens_per_second <= stage.high:
+            yield f"stages.{name}: low, tokens_per_second and high are not in order"
+        if name not in read.measured_on.flops_per_token:
+            yield f"measured_on.flops_per_token without {name}"
+    yield from (f"flops_per_token of {name} = {x}" for name, x in read.measured_on.flops_per_token.items() if not 0 < x < LARGEST)
+    yield from (f"{key} = {x}" for key, x in vars(read).items() if isinstance(x, float) and not 0 < x < LARGEST)
+    for key, middle in (("save_range", read.seconds_per_save), ("evaluation_range", read.seconds_per_evaluation)):
+        ends = getattr(read, key)
+        if (middle is not None or ends) and not (len(ends) == 2 and middle is not None and 0 <= ends[0] <= middle <= ends[1]):
+            yield f"{key} = {list(ends)} about {middle}"

@@ -19,9 +19,6 @@ from headway.recipe.spec import Spec, StageSpec
 if TYPE_CHECKING:
     from headway.recipe.deployment import CheckpointPolicy, Deployment
 
-AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep")
-STATES = ("weight_bytes", "gradient_bytes", "optimizer_bytes")
-
 
 def cluster_of(deployment: Deployment, precision: str = "bfloat16") -> Cluster | None:
     """Where the run happens; None where the device is no chip of the table: its links and memory are not known.
@@ -59,8 +56,14 @@ def _network(chip: Chip, deployment: Deployment, *, alone: bool) -> float:
         return float(stated)
     if chip.network_bandwidth is not None:
         return chip.network_bandwidth
-    if alone:
+    if alone and (chip.link_bandwidth is not None or deployment.world == 1):
         return math.inf
+    if alone:
+        raise ConfigError(
+            f"the table knows no links of {chip.name}",
+            f"{deployment.world:,} devices exchange gradients over them",
+            'state accelerator.network, bytes per second of one device, such as "50GB"',
+        )
     raise ConfigError(
         f"the table knows no network between machines of {chip.name}",
         f"{deployment.world:,} devices lie in domains of {deployment.domain:,}, which a network joins",
@@ -70,17 +73,14 @@ def _network(chip: Chip, deployment: Deployment, *, alone: bool) -> float:
 
 def layout_of(deployment: Deployment, stage: str, micro_batch: int | None = None) -> Layout:
     """How ``stage`` is cut; ``micro_batch`` in sequences, None: as stated."""
-    stated = deployment.layout(stage)
-    return Layout(
-        **{axis: getattr(stated, axis) for axis in AXES},
-        virtual=stated.virtual,
-        pipeline=Pipeline(stated.pipeline),
-        micro_batch=micro_batch or stated.micro_batch,
-        zero=stated.zero,
-        recompute=Recompute(stated.recompute),
-        sequence_parallel=stated.sequence_parallel,
-        offload=stated.offload,
-    )
+    stated = deployment.layout(stage).model_dump()
+    given = {"pipeline": Pipeline(stated["pipeline"]), "recompute": Recompute(stated["recompute"])}
+    return Layout(**stated | given | {"micro_batch": micro_batch or stated["micro_batch"]})
+
+
+def largest_batch(stage: StageSpec) -> int:
+    """Sequences."""
+    return max(phase.batch_sequences for phase in stage.phases)
 
 
 def work_of(spec: Spec, stage: StageSpec, deployment: Deployment, batch: int | None = None) -> Work:
@@ -88,10 +88,10 @@ def work_of(spec: Spec, stage: StageSpec, deployment: Deployment, batch: int | N
     return Work(
         model=spec.model,
         sequence=stage.sequence_length,
-        batch=batch or max(phase.batch_sequences for phase in stage.phases),
+        batch=batch or largest_batch(stage),
         precision=spec.precision.compute,
         implementation=_implementation(deployment),
-        **{name: getattr(deployment.state, name) for name in STATES},
+        **deployment.state.model_dump(),
     )
 
 

@@ -6,10 +6,14 @@ from collections.abc import Iterator
 
 from headway.formulas.flops import Convention, flops_per_token, flops_quantity
 from headway.formulas.memory import sum_of
-from headway.formulas.quantity import Input, Quantity, estimate, unknown
+from headway.formulas.quantity import Input, Quantity, unknown
+from headway.formulas.recompute import mfu as mfu_of
 from headway.plan.facts import PlanFacts
+from headway.plan.hardware import hardware_utilisation
+from headway.plan.laws.forecast import run_exposure
 from headway.plan.plan import Cell, Column, Section, Table
-from headway.plan.rates import Predicted, plain, predicted_pace
+from headway.plan.ranges import product
+from headway.plan.rates import PREDICTED, Predicted, plain, predicted_pace
 from headway.recipe.spec import StageSpec
 
 NO_PARTS = ("in_6n", "total", "stored", "non_embedding", "active", "active_without_input_embedding", "products")
@@ -68,20 +72,18 @@ def _stage_flops(facts: PlanFacts, stage: StageSpec, convention: Convention) -> 
 def compute_section(facts: PlanFacts) -> Section:
     first = facts.spec.stages[0].sequence_length
     per_token = [flops_quantity(facts.spec.model, first, convention) for convention in Convention]
-    ratio = facts.tokens.number() / facts.parameters["in_6n"].number()
-    inputs: dict[str, Input] = {"tokens": facts.tokens, "N": facts.parameters["in_6n"]}
-    exposure = Quantity("tokens_per_parameter", ratio, "", "tokens / N", inputs, "N as in 6 N D")
-    quantities = [exposure, *per_token, *(facts.total_flops(convention) for convention in Convention)]
+    quantities = [run_exposure(facts), *per_token, *(facts.total_flops(convention) for convention in Convention)]
     if facts.assumed_flops_per_second.value is not None:
         quantities.append(facts.assumed_flops_per_second)
-    return Section("Compute", tuple(quantities), notes=_length_note(facts))
+    return Section("Compute", tuple(quantities), notes=tuple(_notes(facts)))
 
 
-def _length_note(facts: PlanFacts) -> tuple[str, ...]:
+def _notes(facts: PlanFacts) -> Iterator[str]:
+    """Which sequence the attention is counted over."""
     stages = facts.spec.stages
-    if len({stage.sequence_length for stage in stages}) == 1:
-        return ()
-    return (f"FLOP per token are those of the first stage, {stages[0].sequence_length:,} tokens; totals take every stage's own.",)
+    yield "Attention is counted over whole sequences: an upper bound where documents are packed that do not see each other."
+    if len({stage.sequence_length for stage in stages}) > 1:
+        yield f"FLOP per token are those of the first stage, {stages[0].sequence_length:,} tokens; totals take every stage's own."
 
 
 # --- rates ----------------------------------------------------------------------------------------------------------------
@@ -89,11 +91,16 @@ def _length_note(facts: PlanFacts) -> tuple[str, ...]:
 
 def rates_section(facts: PlanFacts) -> Section:
     """The rate that the plan stands on, MFU by convention, and what the model of a step says beside it."""
-    quantities = [facts.tokens_per_second]
-    if facts.tokens_per_second.value is not None:
-        quantities += [facts.rate_from, facts.step_seconds, *utilisations(facts), *beside(facts)]
-    tables = (paces_table(facts),) if facts.paces else ()
-    return Section("Rate and step time", tuple(quantities), tables)
+    rate, title = facts.tokens_per_second, "Rate and step time"
+    if rate.value is None:
+        return Section(title, (rate, facts.step_seconds, unknown("mfu_causal", "share", "needs tokens_per_second")))
+    shares = {quantity.name: quantity for quantity in utilisations(facts)}
+    hardware = hardware_utilisation(facts, shares["mfu_causal"]) if shares else ()
+    shown = list(shares.values()) or [
+        unknown("mfu_causal", "share", "needs accelerator.peak_flops: a share of what is not known")
+    ]
+    quantities = (rate, facts.rate_from, facts.step_seconds, *shown, *hardware, *beside(facts))
+    return Section(title, quantities, (paces_table(facts),) if facts.paces else ())
 
 
 def utilisations(facts: PlanFacts) -> Iterator[Quantity]:
@@ -109,7 +116,7 @@ def mfu(facts: PlanFacts, name: str, rate: Quantity, convention: Convention, pea
     """Share of the peak that ``rate`` is, over the whole run."""
     flops, world = facts.total_flops(convention), facts.deployment.world
     inputs: dict[str, Input] = {"flops": flops, "tokens": facts.tokens, "rate": rate, "world": world, "peak": peak}
-    factor = flops.number() / facts.tokens.number() / (world * peak)
+    factor = mfu_of(1 / world, flops_per_token=flops.number() / facts.tokens.number(), peak_flops_per_second=peak)
     low, high = (None if bound is None else bound * factor for bound in (rate.low, rate.high))
     words = "no attention" if convention is Convention.SIX_N else f"{convention.value} attention"
     formula = f"flops / tokens x rate / (world x peak); {words}"
@@ -143,13 +150,13 @@ def predicted_training(facts: PlanFacts) -> Quantity | None:
     )
     inputs: dict[str, Input] = {each.name: each for _, each in steps}
     formula = "sum over phases of steps x predicted step time"
-    return Quantity("predicted_training_seconds", value, "seconds", formula, inputs, "plan.step_time", low, high)
+    return Quantity("predicted_training_seconds", value, "seconds", formula, inputs, PREDICTED, low, high)
 
 
 def predicted_rate(facts: PlanFacts, seconds: Quantity) -> Quantity:
     tokens = facts.tokens.number()
     inputs: dict[str, Input] = {"tokens": facts.tokens, "predicted_training_seconds": seconds}
-    low, high = tokens / (seconds.high or seconds.number()), tokens / (seconds.low or seconds.number())
+    low, high = tokens / seconds.at("high"), tokens / seconds.at("low")
     formula = "tokens / predicted_training_seconds"
     name = "predicted_tokens_per_second"
     return Quantity(name, tokens / seconds.number(), "tokens/s", formula, inputs, seconds.source, low, high)
@@ -174,49 +181,40 @@ def paces_table(facts: PlanFacts) -> Table:
 
 
 def time_section(facts: PlanFacts) -> Section:
-    """Training, saves, evaluations, and their sum with its range."""
-    train = facts.training_seconds
-    if train.value is None:
-        missing = unknown("predicted_seconds", "seconds", train.formula)
-        return Section("Predicted time", (train, missing))
-    parts = {
-        "training": train,
-        "saves": times(facts.saves, facts.save_seconds, "saving_seconds"),
-        "evaluations": times(facts.evaluations, facts.evaluation_seconds, "evaluating_seconds"),
-    }
-    digests = _digest_time(facts)
-    if digests is not None:
-        parts["digests"] = digests
-    total = sum_of("predicted_seconds", parts, "seconds")
-    quantities = [facts.evaluations, *parts.values(), total]
-    price = facts.deployment.price_per_hour
-    if price is not None and facts.cluster is None and facts.deployment.between_failures is None:
-        quantities.append(_cost(facts, total, price))
-    return Section("Predicted time", tuple(quantities))
+    """Training, saves, evaluations, their sum with its range; and with failures, where it is known how often there are any."""
+    if facts.training_seconds.value is None:
+        return Section("Predicted time", (facts.training_seconds, predicted_seconds(facts)))
+    wall = [facts.wall_seconds] if facts.wall_seconds.name == "wall_seconds" else []
+    return Section("Predicted time", (facts.evaluations, *work_parts(facts), predicted_seconds(facts), *wall))
 
 
-def _digest_time(facts: PlanFacts) -> Quantity | None:
-    """Digests of the whole state, where the deployment asks for them and the calibration timed one."""
+def predicted_seconds(facts: PlanFacts) -> Quantity:
+    """Everything that the plan knows of but failures."""
+    if facts.training_seconds.value is None:
+        return unknown("predicted_seconds", "seconds", facts.training_seconds.formula)
+    return sum_of("predicted_seconds", {part.name: part for part in work_parts(facts)}, "seconds")
+
+
+def work_parts(facts: PlanFacts) -> tuple[Quantity, ...]:
+    """Training first, then what is done beside it."""
+    factors: dict[str, Input] = {"checkpoints": facts.saves, "save_seconds": facts.save_seconds}
+    saving = product("saving_seconds", "seconds", "checkpoints x save_seconds", factors)
+    return (facts.training_seconds, saving, *_beside(facts))
+
+
+def beside_training(facts: PlanFacts) -> Quantity:
+    """What the devices do besides steps and saves."""
+    return sum_of("beside_training_seconds", {part.name: part for part in _beside(facts)}, "seconds")
+
+
+def _beside(facts: PlanFacts) -> Iterator[Quantity]:
+    """Evaluations; and digests of the whole state, where the deployment asks for them and the calibration timed one."""
+    factors: dict[str, Input] = {"evaluations": facts.evaluations, "evaluation_seconds": facts.evaluation_seconds}
+    yield product("evaluating_seconds", "seconds", "evaluations x evaluation_seconds", factors)
     every = facts.deployment.state_digest_every
     if not every or facts.calibrated is None or facts.calibrated.digest is None:
-        return None
+        return
     inputs: dict[str, Input] = {"steps": facts.steps, "every": every}
     count = Quantity("state_digests", facts.schedule.total_steps // every, "times", "floor(steps / every)", inputs, "")
-    return times(count, facts.calibrated.digest, "digesting_seconds")
-
-
-def times(count: Quantity, each: Quantity, name: str) -> Quantity:
-    """``count`` times ``each``, with its range."""
-    number = count.number()
-    low = None if each.low is None else number * each.low
-    high = None if each.high is None else number * each.high
-    formula = f"{count.name} x {each.name}"
-    return Quantity(name, number * each.number(), each.unit, formula, {count.name: count, each.name: each}, "", low, high)
-
-
-def _cost(facts: PlanFacts, total: Quantity, price: float) -> Quantity:
-    """On a device of which nothing but its price is known; ``costs`` has the rest."""
-    spread = (1.0, 1.0) if total.low is None or total.high is None else (total.low / total.number(), total.high / total.number())
-    inputs: dict[str, Input] = {"predicted_seconds": total, "processes": facts.deployment.world, "price_per_hour": price}
-    formula, unit = "predicted_seconds / 3600 x processes x price_per_hour", facts.deployment.currency
-    return estimate("cost", total.number() / 3600 * facts.deployment.world * price, unit, formula, inputs, "deployment", spread)
+    factors = {"state_digests": count, "digest_seconds": facts.calibrated.digest}
+    yield product("digesting_seconds", "seconds", "state_digests x digest_seconds", factors)

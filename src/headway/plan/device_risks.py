@@ -5,21 +5,28 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from headway.base.units import format_bytes, format_seconds
-from headway.formulas.failures import Interruptions, wall_seconds_daly
+from headway.formulas.failures import wall_seconds_daly
 from headway.formulas.flops import Convention, convert_mfu
-from headway.plan.compute_section import beside, utilisations
+from headway.plan.compute_section import beside, utilisations, work_parts
 from headway.plan.facts import PlanFacts
+from headway.plan.failure.section import FailureFacts, checkpoint_interval
 from headway.plan.layout.feasible import batch_warning
-from headway.plan.outlook import memory_section
+from headway.plan.outlook import memory_section, stored_checkpoints
 from headway.plan.plan import Risk
 from headway.plan.rates import Predicted
 
 MOST_LOST_SHARE = 0.1
+MOST_OF_THE_TIME = 0.5
+MOST_BESIDE = 0.2
+"""Assumed: saves and evaluations over training; published runs spend a few hundredths on them."""
+NEVER = 100
+"""Times the training: nobody waits for such a run."""
 LEAST_PADDING = 0.01
 """Share of a batch that replicas compute for nothing: below it nobody would change a batch."""
 CONVENTIONS_APART = 1.1
 """Between the smallest and the largest count of the same utilisation."""
 
+MFU_WORDS = {"mfu_causal": "causal attention counted", "mfu_full": "full attention counted", "mfu_6n": "by 6 N"}
 BEST_PUBLISHED = {
     "A100": (0.653, "MegaScale 175B on 256, arXiv 2402.15627"),
     "H100": (0.505, "Nemotron-4 340B on 256, counted exactly"),
@@ -32,42 +39,70 @@ BEST_PUBLISHED = {
 # --- checkpoints ----------------------------------------------------------------------------------------------------------
 
 
-def rare_checkpoints(facts: PlanFacts) -> Iterator[Risk]:
+def badly_spaced_checkpoints(facts: PlanFacts) -> Iterator[Risk]:
     """Only where failures are stated and the rate is known."""
-    every, rate = facts.deployment.between_failures, facts.tokens_per_second
-    if every is None or rate.value is None:
+    s = FailureFacts(facts)
+    if facts.deployment.between_failures is None or not s.known:
         return
-    failures, interval = facts.deployment.failures, interval_seconds(facts)
-    useful = facts.tokens.number() / rate.number()
-    restart = failures.restart + failures.detection
-    wall = wall_seconds_daly(useful, Interruptions(every, restart, interval, facts.save_seconds.number()))
-    lost = 1.0 if wall is None else 1 - useful / wall
-    best = facts.best_interval.number()
-    least = wall_seconds_daly(useful, Interruptions(every, restart, best, facts.save_seconds.number()))
-    avoidable = lost - (1 - useful / least if least else 1.0)
-    if lost <= MOST_LOST_SHARE or avoidable < MOST_LOST_SHARE / 10:
+    interval, best = s.tau.number(), s.best.number()
+    lost = _lost_share(s)
+    if lost <= MOST_LOST_SHARE or lost - _lost_share(s, best) < MOST_LOST_SHARE / 10:
         return
-    each = f"each discards {format_seconds(interval / 2)} on average"
+    if interval > best:
+        rule, each = "far apart for this failure rate", f"a failure discards {format_seconds(interval / 2)} on average"
+        against = f"an interruption every {format_seconds(s.M.number())}"
+    else:
+        rule, each = "close together for what a save costs", "most of it is spent on saving, not on failures"
+        against = f"saves of {format_seconds(s.c.number())}"
     yield Risk(
-        "checkpoints are far apart for this failure rate",
-        f"{100 * lost:.0f} % of the wall time is lost; {each}" if wall else f"the run practically never ends; {each}",
-        f"every {format_seconds(interval)} with an interruption every {format_seconds(every)}; "
-        f"least is lost at {format_seconds(best)}",
+        f"checkpoints are {rule}",
+        f"{100 * lost:.0f} % of the wall time is lost: {each}",
+        f"every {format_seconds(interval)} with {against}; least is lost at {format_seconds(best)}",
     )
 
 
-def interval_seconds(facts: PlanFacts) -> float:
-    """Between two checkpoints."""
-    policy = facts.deployment.checkpoints
-    return policy.every if policy.every is not None else policy.every_steps * facts.step_seconds.number()
+def _lost_share(s: FailureFacts, interval: float | None = None) -> float:
+    """Of the wall time, at the declared interval or at another; all of it where the run never ends."""
+    wall = wall_seconds_daly(s.T0.number(), s.interruptions(interval))
+    return 1.0 if wall is None else 1 - s.T0.number() / wall
+
+
+def never_done(facts: PlanFacts) -> Iterator[Risk]:
+    """Failures take most of the time, or all of it, whatever the interval."""
+    s = FailureFacts(facts)
+    if not s.applies or not s.known or (lost := _lost_share(s)) <= MOST_OF_THE_TIME:
+        return
+    never = lost > 1 - 1 / NEVER
+    yield Risk(
+        "the run never finishes" if never else "failures take most of the time",
+        "interruptions undo work as fast as it is saved" if never else f"{100 * lost:.0f} % of the wall time is no training",
+        f"an interruption every {format_seconds(s.M.number())}, {format_seconds(s.R.number())} to recover, "
+        f"a checkpoint every {format_seconds(s.tau.number())}",
+    )
+
+
+def little_training(facts: PlanFacts) -> Iterator[Risk]:
+    """What is done beside training takes a large part of the run."""
+    if facts.training_seconds.value is None:
+        return
+    training, *others = work_parts(facts)
+    beside = sum(part.number() for part in others) / training.number()
+    if beside > MOST_BESIDE:
+        parts = ", ".join(f"{part.name.removesuffix('_seconds')} {format_seconds(part.number())}" for part in others)
+        yield Risk(
+            "saves and evaluations take a large part of the run",
+            "devices wait for the storage, or score held-out text instead of training",
+            f"{100 * beside:.3g} % on top of training: {parts}; the line is drawn at {100 * MOST_BESIDE:.0f} % (assumed)",
+        )
 
 
 def rarer_than_wished(facts: PlanFacts) -> Iterator[Risk]:
     """The objective says how much work may be lost at most."""
     wished = facts.spec.objective.get("checkpoint_every")
-    if not isinstance(wished, int | float) or facts.step_seconds.value is None:
+    tau = checkpoint_interval(facts)
+    if not isinstance(wished, int | float) or tau.value is None:
         return
-    interval = interval_seconds(facts)
+    interval = tau.number()
     if interval > wished * 1.01:
         yield Risk(
             "checkpoints are rarer than the objective allows",
@@ -77,13 +112,11 @@ def rarer_than_wished(facts: PlanFacts) -> Iterator[Risk]:
 
 
 def storage_too_small(facts: PlanFacts) -> Iterator[Risk]:
-    capacity = facts.deployment.storage.capacity
-    if capacity is None:
+    capacity, stored = facts.deployment.storage.capacity, stored_checkpoints(facts)
+    if capacity is None or stored.value is None:
         return
-    policy, saves = facts.deployment.checkpoints, int(facts.saves.number())
-    permanent = saves // policy.permanent_every if policy.permanent_every else 0
     # one more than is kept: the next is written before the oldest may go
-    need = (min(saves, policy.keep_last + permanent) + 1) * facts.checkpoint_size.number()
+    need = (stored.number() + 1) * facts.checkpoint_size.number()
     if need > capacity:
         yield Risk(
             "checkpoints outgrow the storage",
@@ -163,16 +196,18 @@ def uneven_batch(facts: PlanFacts) -> Iterator[Risk]:
 
 
 def impossible_utilisation(facts: PlanFacts) -> Iterator[Risk]:
-    """A share of the peak above one is a wrong peak or a wrong measurement, never an achievement."""
+    """A share of the peak above one is a wrong peak, measurement or count, never an achievement."""
     if facts.tokens_per_second.value is None:
         return
-    for quantity in utilisations(facts):
-        if quantity.name == "mfu_causal" and quantity.number() > 1:
-            yield Risk(
-                "more than the peak",
-                "the stated peak, utilisation or the measurement is wrong: do not trust any of them",
-                f"MFU {100 * quantity.number():.0f} %",
-            )
+    above = {quantity.name: 100 * quantity.number() for quantity in utilisations(facts) if quantity.number() > 1}
+    if above:
+        yield Risk(
+            "more than the peak",
+            "the stated peak, utilisation or the measurement is wrong: do not trust any of them"
+            if "mfu_causal" in above
+            else "this convention counts operations that nobody carries out: do not compare it with a published share",
+            ", ".join(f"MFU {share:.0f} % ({MFU_WORDS[name]})" for name, share in above.items()),
+        )
 
 
 def beyond_published(facts: PlanFacts) -> Iterator[Risk]:
@@ -196,7 +231,7 @@ def far_from_prediction(facts: PlanFacts) -> Iterator[Risk]:
     if predicted is None or not _is_assumed(facts):
         return
     assumed = next(quantity for quantity in utilisations(facts) if quantity.name == "mfu_causal").number()
-    low, high = predicted.low or predicted.number(), predicted.high or predicted.number()
+    low, high = predicted.at("low"), predicted.at("high")
     if not low <= assumed <= high:
         side = "longer" if assumed > high else "shorter"
         yield Risk(
@@ -212,7 +247,7 @@ def unnamed_convention(facts: PlanFacts) -> Iterator[Risk]:
     if not _is_assumed(facts) or "utilisation_convention" in accelerator.model_fields_set:
         return
     stated, model = accelerator.utilisation or 0.0, facts.spec.model
-    as_full = convert_mfu(stated, model, facts.mean_context, of=Convention.SIX_N, to=Convention.FULL)
+    as_full = convert_mfu(stated, model, facts.mean_sequence_length, of=Convention.SIX_N, to=Convention.FULL)
     if stated and as_full / stated > CONVENTIONS_APART:
         yield Risk(
             "the utilisation does not say what it counts",
@@ -226,7 +261,8 @@ def _is_assumed(facts: PlanFacts) -> bool:
 
 
 DEVICE_RULES: tuple[Callable[[PlanFacts], Iterator[Risk]], ...] = (
-    rare_checkpoints,
+    badly_spaced_checkpoints,
+    little_training,
     rarer_than_wished,
     storage_too_small,
     memory_too_small,

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from headway.formulas.checkpoint_interval import interval_quantity, young_interval_seconds
+from headway.base.units import format_seconds
 from headway.formulas.flops import Convention
 from headway.formulas.parameters import count_parameters, parameter_quantities
 from headway.formulas.quantity import Input, Quantity, estimate, unknown
 from headway.plan.cluster import cluster_of, steps_between_checkpoints
+from headway.plan.ranges import rising
 from headway.plan.rates import (
     Pace,
     Predicted,
@@ -27,6 +29,7 @@ from headway.plan.rates import (
     together,
 )
 from headway.plan.work import Cluster, Layout
+from headway.recipe.chips import unproven
 from headway.recipe.schedules import Schedule
 from headway.recipe.spec import Spec
 
@@ -62,7 +65,16 @@ class PlanFacts:
     def notes(self) -> tuple[str, ...]:
         """What should be known beside the numbers, and is no risk of the recipe."""
         searched = ["no layout is stated: the fastest that fits was looked for; fix one with --layout"] if self._searched else []
-        return (*self.given_notes, *searched, *(self.calibrated.notes if self.calibrated else ()))
+        doubt = unproven(self.cluster.chip) if self.cluster and not self.cluster.chip.announced else None  # that is a risk
+        made = (*searched, *self._short_interval(), *(self.calibrated.notes if self.calibrated else ()))
+        return (*self.given_notes, *([doubt] if doubt else []), *made)
+
+    def _short_interval(self) -> list[str]:
+        step, every = self.main_step, self.deployment.checkpoints.every
+        if step is None or every is None or every >= step.number():
+            return []
+        said = f"checkpoints.every, {format_seconds(every)}, is shorter than a step of {format_seconds(step.number())}"
+        return [f"{said}: one is planned after every step"]
 
     # --- counts -------------------------------------------------------------------------------------------------------
 
@@ -81,7 +93,7 @@ class PlanFacts:
         return Quantity("steps", self.schedule.total_steps, "steps", "sum over stages of whole batches", inputs)
 
     @property
-    def mean_context(self) -> float:
+    def mean_sequence_length(self) -> float:
         """Sequence length of the average token: attention is linear in it, so that one number stands for all stages."""
         stages = self.spec.stages
         return sum(s.sequences * s.sequence_length**2 for s in stages) / self.schedule.total_tokens
@@ -128,7 +140,7 @@ class PlanFacts:
             return None
         from headway.plan.calibrated import apply_calibration
 
-        return apply_calibration(self.calibration, self.spec, self.deployment, self.predicted)
+        return apply_calibration(self.calibration, self)
 
     @cached_property
     def predicted(self) -> list[Predicted]:
@@ -175,7 +187,7 @@ class PlanFacts:
             words = "predicted for this chip and layout"
         else:
             words = "unknown"
-        return Quantity("rate_from", words, "", "calibration, else stated utilisation, else prediction", {}, "plan.rates")
+        return Quantity("rate_from", words, "", "calibration, else stated utilisation, else prediction", {}, "the first known")
 
     @cached_property
     def tokens_per_second(self) -> Quantity:
@@ -232,10 +244,16 @@ class PlanFacts:
         rate = self.tokens_per_second
         if rate.value is None:
             return unknown(name, "seconds", rate.formula)
-        low = tokens / (rate.high or rate.number())
-        high = tokens / (rate.low or rate.number())
+        low, high = tokens / rate.at("high"), tokens / rate.at("low")
         known: dict[str, Input] = {"tokens_per_second": rate, **(inputs or {})}
         return Quantity(name, tokens / rate.number(), "seconds", formula, known, rate.source, low, high)
+
+    @cached_property
+    def wall_seconds(self) -> Quantity:
+        """How long the devices are held: ``wall_seconds``; ``predicted_seconds`` where nobody knows how often they fail."""
+        from headway.plan.failure.section import FailureFacts
+
+        return FailureFacts(self).wall
 
     # --- saves and evaluations ----------------------------------------------------------------------------------------
 
@@ -250,29 +268,44 @@ class PlanFacts:
 
     @cached_property
     def steps_per_checkpoint(self) -> Quantity:
-        """As stated, or what fits into the time stated."""
+        """As stated, or what fits into the time stated in the phase that trains the most tokens: steps of a ramp are shorter."""
         policy, name = self.deployment.checkpoints, "steps_per_checkpoint"
-        every = steps_between_checkpoints(policy, self._step_number)
-        if policy.every is None or self._step_number is None:
-            return Quantity(name, every, "steps", "chosen", {}, "deployment: checkpoints.every_steps")
-        inputs: dict[str, Input] = {"every": policy.every, "step_seconds": self.longest_pace.seconds}
-        return Quantity(name, every, "steps", "floor(every / step_seconds)", inputs, "deployment: checkpoints.every")
+        if policy.every is None:
+            return Quantity(name, policy.every_steps, "steps", "chosen", {}, "deployment: checkpoints.every_steps")
+        step = self.main_step
+        if step is None:
+            return unknown(name, "steps", self.training_seconds.formula)
+        low, value, high = (
+            steps_between_checkpoints(policy, seconds) for seconds in (step.at("high"), step.number(), step.at("low"))
+        )
+        inputs: dict[str, Input] = {"every": policy.every, "step_seconds": step}
+        source, formula = "deployment: checkpoints.every", "floor(every / step_seconds), where most tokens are trained"
+        ends = (low, high) if step.is_estimate else (None, None)
+        return Quantity(name, value, "steps", formula, inputs, source, *ends)
 
     @property
-    def longest_pace(self) -> Pace:
-        """The phase that trains the most tokens."""
-        return max(self.paces, key=lambda pace: pace.tokens)
-
-    @property
-    def _step_number(self) -> float | None:
-        """Seconds of a step in the phase that trains most."""
-        return self.longest_pace.seconds.number() if self.paces else None
+    def main_step(self) -> Quantity | None:
+        """Step time of the phase that trains the most tokens; None where no rate is known."""
+        return max(self.paces, key=lambda pace: pace.tokens).seconds if self.paces else None
 
     @cached_property
     def saves(self) -> Quantity:
-        every, steps = self.steps_per_checkpoint, self.schedule.total_steps
-        formula = "ceil(steps / every), the last step always has one"
-        return Quantity("checkpoints", -(-steps // int(every.number())), "times", formula, {"steps": self.steps, "every": every})
+        """Over the run's own steps, or by the clock over its training time. Where failures undo work it is saved again."""
+        name, every, remark = "checkpoints", self.deployment.checkpoints.every, "the last step always has one"
+        if every is None:
+            cadence = self.steps_per_checkpoint
+            inputs: dict[str, Input] = {"steps": self.steps, "every": cadence}
+            count = math.ceil(self.schedule.total_steps / int(cadence.number()))
+            return Quantity(name, count, "times", f"ceil(steps / every), {remark}", inputs)
+        training = self.training_seconds
+        if training.value is None:
+            return unknown(name, "times", training.formula)
+        from headway.plan.failure.section import checkpoint_interval
+
+        interval = checkpoint_interval(self)
+        inputs = {"training_seconds": training, "every": interval}
+        value, low, high = rising(lambda seconds, tau: math.ceil(seconds / tau), training, interval)
+        return Quantity(name, value, "times", f"ceil(training_seconds / every), {remark}", inputs, "", low, high)
 
     @cached_property
     def save_seconds(self) -> Quantity:
@@ -284,7 +317,7 @@ class PlanFacts:
         speed = stated or ASSUMED_WRITE_SPEED * self.deployment.nodes
         inputs: dict[str, Input] = {"bytes": self.checkpoint_size, "write_speed": speed}
         assumed = "assumed: 500 MB/s of each machine"
-        source, spread = ("the deployment", (0.8, 2.0)) if stated else (assumed, ASSUMED_WRITE_SPREAD)
+        source, spread = ("the deployment; range assumed", (0.8, 2.0)) if stated else (assumed, ASSUMED_WRITE_SPREAD)
         return estimate(name, self.checkpoint_size.number() / speed, "seconds", formula, inputs, source, spread)
 
     @cached_property
@@ -301,22 +334,3 @@ class PlanFacts:
             return self.calibrated.evaluation
         tokens = self.spec.evaluation.tokens_per_source * len(self.spec.sources)
         return self.spent(name, tokens / 3, "held-out tokens / (3 x training rate): a forward pass is a third")
-
-    @cached_property
-    def young_interval(self) -> Quantity:
-        """To first order, for comparison: it parts from Daly's where a save is not cheap against the time between failures."""
-        every, cost = self.deployment.between_failures, self.save_seconds
-        if every is None:
-            return unknown("young_checkpoint_interval", "seconds", "needs failures.every or failures.per_device")
-        low, value, high = (
-            young_interval_seconds(c, every) for c in (cost.low or cost.number(), cost.number(), cost.high or cost.number())
-        )
-        inputs: dict[str, Input] = {"c": cost, "M": every}
-        return Quantity("young_checkpoint_interval", value, "seconds", "sqrt(2 c M)", inputs, "Young 1974", low, high)
-
-    @cached_property
-    def best_interval(self) -> Quantity:
-        every = self.deployment.between_failures
-        if every is None:
-            return unknown("best_checkpoint_interval", "seconds", "needs failures.every or failures.per_device")
-        return interval_quantity(self.save_seconds, every)

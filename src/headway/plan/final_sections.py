@@ -61,7 +61,7 @@ def _annealing(facts: PlanFacts) -> Iterator[Quantity]:
     yield tokens
     steps = facts.schedule.stage_steps(len(facts.spec.stages) - 1)
     inputs: dict[str, Input] = {"annealing_tokens": tokens, "batch": tokens.number() / steps}
-    yield Quantity("annealing_steps", steps, "steps", "annealing_tokens / batch", inputs, "recipe.schedules")
+    yield Quantity("annealing_steps", steps, "steps", "annealing_tokens / batch", inputs, "the schedule")
     seconds = facts.stage_seconds(last.name, "annealing_seconds")
     if seconds is not None:
         yield seconds
@@ -85,9 +85,8 @@ def _stages_table(facts: PlanFacts) -> Table:
     before: StageSpec | None = None
     for stage in facts.spec.stages:
         rate = f"{stage.rate.start:.3g} to {stage.rate.end:.3g}" if falls(stage) else f"{stage.rate.start:.3g}"
-        seconds = facts.stage_seconds(stage.name)
         cells = (stage.sequence_length, trained(stage), rate, stage.rope_base, _shift(facts, before, stage))
-        rows.append((stage.name, *cells, seconds.value if seconds else None))
+        rows.append((stage.name, *cells, facts.stage_seconds(stage.name)))
         before = stage
     titles = (Column("stage"), Column("sequence"), Column("tokens"), Column("rate, of the peak"), Column("RoPE base"))
     return Table("Stages", (*titles, Column("mixture"), Column("time", "seconds")), tuple(rows))

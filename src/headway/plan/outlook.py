@@ -1,4 +1,4 @@
-"""What the run will need: memory of a process, data, checkpoints."""
+"""What the run will need: memory of a process, data, checkpoints and how many of them are kept."""
 
 from __future__ import annotations
 
@@ -7,9 +7,12 @@ from typing import TYPE_CHECKING
 from headway.formulas.activations import Pass
 from headway.formulas.memory import memory_quantities
 from headway.formulas.quantity import Input, Quantity, unknown
+from headway.plan.cluster import work_of
 from headway.plan.facts import PlanFacts
 from headway.plan.failure.section import checkpoint_interval
+from headway.plan.memory.state import state_quantities
 from headway.plan.plan import Cell, Column, Section, Table
+from headway.plan.ranges import product, rising
 from headway.recipe.spec import SourceSpec, Spec, StageSpec
 
 if TYPE_CHECKING:
@@ -19,31 +22,19 @@ if TYPE_CHECKING:
 def memory_section(facts: PlanFacts) -> Section:
     """Of one process, in the stage that needs most; on a chip of the table the states alone, ``rank_memory`` has the rest."""
     if facts.cluster is not None:
-        return Section("Training state", _state_share(facts, _state(facts), facts.spec.stages[0].name))
-    by_stage = {stage.name: memory_quantities(largest_pass(facts, stage)) for stage in facts.spec.stages}
-    name = max(by_stage, key=lambda name: by_stage[name]["total"].number())
-    parts = by_stage[name]
-    layout = facts.layouts[name]
+        return Section("Training state", _states(facts, facts.spec.stages[0]))
+    by_stage = [(stage, memory_quantities(largest_pass(facts, stage))) for stage in facts.spec.stages]
+    stage, parts = max(by_stage, key=lambda pair: pair[1]["total"].number())
+    layout = facts.layouts[stage.name]
     if layout.world == layout.dp_replicate:
         return Section("Memory", tuple(parts.values()))
-    return Section("Memory", _state_share(facts, parts["state"], name))
+    return Section("Memory", _states(facts, stage))
 
 
-def _state(facts: PlanFacts) -> Quantity:
-    """Weights, gradients, master copy and moments of the whole model."""
-    stored = facts.parameters["stored"]
-    inputs: dict[str, Input] = {"N": stored}
-    words = "bf16 weights and gradients, fp32 master copy and two moments: 2 + 2 + 12 bytes (arXiv 1910.02054)"
-    return Quantity("state_bytes", 16 * int(stored.number()), "bytes", "16 N", inputs, words)
-
-
-def _state_share(facts: PlanFacts, state: Quantity, stage: str) -> tuple[Quantity, Quantity]:
-    """Of the whole model, and of one process were everything that can be shared out shared out."""
-    layout = facts.layouts[stage]
-    shards = layout.pp * layout.dp_shard * layout.cp * layout.tp
-    inputs: dict[str, Input] = {"state_bytes": state, "shards": shards}
-    formula = "state_bytes / shards; shards: pp x dp_shard x cp x tp"
-    return state, Quantity("state_bytes_per_process", state.number() / shards, "bytes", formula, inputs, "the layout")
+def _states(facts: PlanFacts, stage: StageSpec) -> tuple[Quantity, Quantity]:
+    """Of the whole model by the deployment's own bytes, and of one process as zero shards it."""
+    work = work_of(facts.spec, stage, facts.deployment)
+    return state_quantities(work, facts.layouts[stage.name], facts.parameters["stored"])
 
 
 def largest_pass(facts: PlanFacts, stage: StageSpec) -> Pass:
@@ -69,7 +60,7 @@ def data_section(facts: PlanFacts) -> Section:
     if spec.is_draft:
         return Section("Data", (unknown("passes", "times", "the data is not built"),), tuple(tables))
     most = max(entry.epochs for entry in coverage.values())
-    passes = Quantity("passes", most, "times", "of the source read most: chunks begun / chunks there are", {}, "data.stream")
+    passes = Quantity("passes", most, "times", "of the source read most: chunks begun / chunks there are", {}, "the data stream")
     return Section("Data", (passes,), (*tables, *_unread_tables(spec)))
 
 
@@ -107,13 +98,46 @@ def _source_row(facts: PlanFacts, place: int, source: SourceSpec, coverage: Cove
 
 def checkpoints_section(facts: PlanFacts) -> Section:
     """Size, count, what stays, how far apart, what one costs. What failures make of it stands in ``failures_section``."""
-    policy = facts.deployment.checkpoints
-    size, saves = facts.checkpoint_size, facts.saves
-    permanent = int(saves.number()) // policy.permanent_every if policy.permanent_every else 0
-    kept = min(int(saves.number()), policy.keep_last + permanent)
-    inputs: dict[str, Input] = {"checkpoint_bytes": size, "kept": kept, "keep_last": policy.keep_last, "permanent": permanent}
-    formula = "checkpoint_bytes kept; kept: the last ones and those that stay for good"
-    stored = Quantity("checkpoint_storage", kept * size.number(), "bytes", formula, inputs, "")
-    every = facts.steps_per_checkpoint
-    quantities = [size, every, saves, stored, checkpoint_interval(facts), facts.save_seconds]
-    return Section("Checkpoints", tuple(quantities))
+    stored = stored_checkpoints(facts)
+    factors: dict[str, Input] = {"checkpoint_bytes": facts.checkpoint_size, "stored_checkpoints": stored}
+    storage = product("checkpoint_storage", "bytes", "checkpoint_bytes x stored_checkpoints", factors)
+    every, interval = facts.steps_per_checkpoint, checkpoint_interval(facts)
+    quantities = (facts.checkpoint_size, every, facts.saves, stored, storage, interval, facts.save_seconds)
+    return Section("Checkpoints", quantities)
+
+
+def stored_checkpoints(facts: PlanFacts) -> Quantity:
+    """On the storage at the end: the newest, and those that stay for good."""
+    name, saves, kept, newest = "stored_checkpoints", facts.saves, kept_checkpoints(facts), facts.deployment.checkpoints.keep_last
+    if saves.value is None or kept.value is None:
+        return unknown(name, "times", (saves if saves.value is None else kept).formula)
+    inputs: dict[str, Input] = {"checkpoints": saves, "keep_last": newest, "kept_checkpoints": kept}
+    value, low, high = rising(lambda count, stay: int(min(count, newest + stay)), saves, kept)
+    if low == high:  # however many are written, so many stay
+        low = high = None
+    return Quantity(name, value, "times", "min(checkpoints, keep_last + kept_checkpoints)", inputs, "", low, high)
+
+
+def kept_checkpoints(facts: PlanFacts) -> Quantity:
+    """Those that stay for good. By the clock they are counted over the time that passes: work done again is saved again."""
+    policy, saves, name = facts.deployment.checkpoints, facts.saves, "kept_checkpoints"
+    if not policy.permanent_every:
+        return Quantity(name, 0, "times", "none: permanent_every is 0", {}, "deployment: checkpoints")
+    if policy.every is not None:
+        interval = checkpoint_interval(facts)
+        every = policy.every if interval.value is None else interval.number()
+        return kept_quantity(facts.wall_seconds, every, policy.permanent_every)
+    inputs: dict[str, Input] = {"checkpoints": saves, "permanent_every": policy.permanent_every}
+    value = int(saves.number()) // policy.permanent_every
+    return Quantity(name, value, "times", "floor(checkpoints / permanent_every)", inputs)
+
+
+def kept_quantity(seconds: Quantity, every: float, permanent_every: int) -> Quantity:
+    """Checkpoints kept of so much time, saved by the clock."""
+    name, unit = "kept_checkpoints", "times"
+    if seconds.value is None:
+        return unknown(name, unit, seconds.formula)
+    inputs: dict[str, Input] = {seconds.name: seconds, "every": every, "permanent_every": permanent_every}
+    formula = f"floor(floor({seconds.name} / every) / permanent_every)"
+    value, low, high = rising(lambda bound: int(bound // every // permanent_every), seconds)
+    return Quantity(name, value, unit, formula, inputs, "", low, high)

@@ -1,7 +1,7 @@
 """The plan: what a Spec on a deployment will do, before it does it. Every number can say why.
 
     Spec + Deployment (+ calibration) --sections.py--> sections of quantities and tables
-                                      --summary.py---> the ten lines that everybody looks for
+                                      --summary.py---> the lines that everybody looks for
                                       --risks.py-----> rules that the recipe breaks, with consequence and number
 
 A calibration is what was measured of the real step: a few seconds on this machine, or a whole run (``calibration.py``). Rates
@@ -11,6 +11,7 @@ is said about time.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -167,10 +168,23 @@ def make_plan(
     from headway.plan.sections import build_sections
     from headway.plan.show.summary import summary_of
 
+    _refuse_one_name_for_two(spec)
     facts = PlanFacts(spec, deployment, calibration, extras, notes)
     sections = build_sections(facts)
     made = Plan(spec.name, spec.digest(), spec.is_draft, sections, tuple(find_risks(facts)), calibration, facts.notes)
     return replace(made, summary=tuple(summary_of(made)), curve=schedule_curve(facts.schedule))
+
+
+def _refuse_one_name_for_two(spec: Spec) -> None:
+    """Quantities go by the names of stages in small letters, with _ for everything that is no letter or digit."""
+    from headway.plan.rates import phases_of
+
+    stages: dict[str, str] = {}
+    for phase in phases_of(spec):
+        first = stages.setdefault(phase.name, phase.stage.name)
+        if first != phase.stage.name:
+            seen = f"stages {first!r} and {phase.stage.name!r} both go by {phase.name!r} in a plan"
+            raise ConfigError(seen, "names of stages differ in more than capitals, spaces and hyphens", "rename one")
 
 
 CURVE_POINTS = 160
@@ -196,14 +210,31 @@ def _point(schedule: Schedule, step: int) -> Point:
 
 
 def by_name(quantities: Iterable[Quantity]) -> dict[str, Quantity]:
-    """These and everything that they stand on; the first of a name counts."""
+    """These and everything that they stand on. One name with two answers is a bug of this package, and no plan is made of it."""
     known: dict[str, Quantity] = {}
+    seen: set[int] = set()
     waiting = list(quantities)
-    for quantity in waiting:  # grows while it is walked
-        if quantity.name not in known:
-            known[quantity.name] = quantity
-            waiting += [value for value in quantity.inputs.values() if isinstance(value, Quantity)]
+    for quantity in waiting:  # grows while it is walked, and keeps all alive, so that an id stands for one object
+        if id(quantity) in seen:
+            continue
+        seen.add(id(quantity))
+        first = known.setdefault(quantity.name, quantity)
+        if first is not quantity and not _same_answer(first, quantity):
+            raise AssertionError(f"two quantities are named {quantity.name!r}: {first.shown()} and {quantity.shown()}")
+        waiting += [value for value in quantity.inputs.values() if isinstance(value, Quantity)]
     return known
+
+
+def _same_answer(one: Quantity, other: Quantity) -> bool:
+    """Value, range and unit, but for rounding."""
+    pairs = ((one.value, other.value), (one.low, other.low), (one.high, other.high))
+    return one.unit == other.unit and all(_same(left, right) for left, right in pairs)
+
+
+def _same(one: float | int | str | None, other: float | int | str | None) -> bool:
+    if isinstance(one, int | float) and isinstance(other, int | float):
+        return math.isclose(one, other, rel_tol=1e-9)
+    return one == other
 
 
 def label(name: str) -> str:

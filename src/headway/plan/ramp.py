@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 from headway.formulas.quantity import Input, Quantity, unknown
 from headway.plan.facts import PlanFacts
@@ -23,7 +24,7 @@ from headway.plan.laws.hyperparameters import CRITICAL_SOURCE, TRADE_SOURCE, cri
 from headway.plan.laws.scaling_sets import REFIT
 from headway.plan.plan import Cell, Column, Table
 from headway.plan.rates import Phase, phases_of
-from headway.recipe.schedules import Schedule
+from headway.recipe.schedules import Schedule, spans
 from headway.recipe.spec import BatchPhase, RateSpec, Spec, StageSpec
 
 SHARES = (0.0, 0.01, 0.1, 0.5, 0.9, 1.0)
@@ -80,26 +81,49 @@ def _merged(spec: Spec) -> StageSpec:
 
 def _split(stage: StageSpec, wanted: int) -> tuple[StageSpec | None, StageSpec]:
     """At the first step boundary at or after sequence ``wanted``, but before the last step."""
-    spans = list(phase_spans(stage))
-    phase = next(p for p, end in spans if end >= wanted)
+    phases = [span for span in spans(stage) if span.steps]
+    phase = next(span for span in phases if span.end_sequence >= wanted)
     cut = phase.first_sequence + math.ceil((wanted - phase.first_sequence) / phase.batch_sequences) * phase.batch_sequences
-    cut = min(cut, stage.sequences - spans[-1][0].batch_sequences)
+    cut = min(cut, stage.sequences - phases[-1].batch_sequences)
     if cut <= 0:
         return None, stage
-    head = tuple(p for p, _ in spans if p.first_sequence < cut)
-    tail = tuple(BatchPhase(max(p.first_sequence, cut) - cut, p.batch_sequences) for p, end in spans if end > cut)
+    head = tuple(BatchPhase(s.first_sequence, s.batch_sequences) for s in phases if s.first_sequence < cut)
+    tail = tuple(BatchPhase(max(s.first_sequence, cut) - cut, s.batch_sequences) for s in phases if s.end_sequence > cut)
     T = stage.sequence_length
     hold = replace(stage, name="hold", tokens=cut * T, sequences=cut, phases=head)
     return hold, replace(stage, name="decay", tokens=stage.tokens - cut * T, sequences=stage.sequences - cut, phases=tail)
 
 
-def phase_spans(stage: StageSpec) -> Iterator[tuple[BatchPhase, int]]:
-    """Every phase with the trained index at which it ends; those without a step are left out."""
-    ends = [phase.first_sequence for phase in stage.phases[1:]] + [stage.sequences]
-    yield from ((phase, end) for phase, end in zip(stage.phases, ends, strict=True) if end > phase.first_sequence)
-
-
 # --- tables ----------------------------------------------------------------------------------------------------------------
+
+
+SCHEDULE_COLUMNS = (
+    Column("of the tokens", "share"),
+    Column("tokens before"),
+    Column("stage"),
+    Column("step"),
+    Column("learning rate", "rate"),
+    Column("batch (tokens)"),
+)
+"""A share of the tokens, and a ``ScheduleRow``."""
+
+
+class ScheduleRow(NamedTuple):
+    """One step as tables show it; ``step`` counted from one."""
+
+    tokens_before: int
+    stage: str
+    step: int
+    rate: float
+    batch_tokens: int
+
+
+def schedule_row(schedule: Schedule, step: int) -> ScheduleRow:
+    """Of the step ``step`` (from 0), as it runs."""
+    place = schedule.place(step)
+    stage = schedule.spec.stages[place.stage]
+    batch = place.batch_sequences * stage.sequence_length
+    return ScheduleRow(schedule.tokens_before(step), stage.name, step + 1, schedule.rate(step), batch)
 
 
 def schedule_table(facts: PlanFacts) -> Table:
@@ -113,24 +137,10 @@ def schedule_table(facts: PlanFacts) -> Table:
     rows: list[tuple[Cell, ...]] = []
     for share in SHARES:
         step = step_at_tokens(schedule, share * schedule.total_tokens)
-        place = schedule.place(step)
-        stage = facts.spec.stages[place.stage]
-        batch = place.batch_sequences * stage.sequence_length
-        before, seconds = schedule.tokens_before(step), times.get((stage.name, batch))
-        cosine, wsd = (other.rate(step) for other in others)
-        rows.append((share, before, stage.name, step + 1, schedule.rate(step), batch, seconds, cosine, wsd))
-    columns = (
-        Column("of the tokens", "share"),
-        Column("tokens before"),
-        Column("stage"),
-        Column("step"),
-        Column("learning rate", "rate"),
-        Column("batch (tokens)"),
-        Column("step time", "seconds"),
-        Column("were it cosine", "rate"),
-        Column("were it WSD", "rate"),
-    )
-    return Table("Schedule", columns, tuple(rows))
+        row = schedule_row(schedule, step)
+        rows.append((share, *row, times.get((row.stage, row.batch_tokens)), *(other.rate(step) for other in others)))
+    others_too = (Column("step time", "seconds"), Column("were it cosine", "rate"), Column("were it WSD", "rate"))
+    return Table("Schedule", (*SCHEDULE_COLUMNS, *others_too), tuple(rows))
 
 
 def ramp_table(facts: PlanFacts) -> Table:
@@ -196,7 +206,7 @@ def _warmup_steps(facts: PlanFacts, tokens: Quantity) -> Quantity:
     inside = step + (schedule.tokens_before(step) < tokens.number())
     inputs: dict[str, Input] = {"tokens": tokens, "first batch": batch_tokens(phases_of(facts.spec)[0])}
     words = "steps that begin before the warm-up ends, under the ramp"
-    return Quantity("warmup_steps", inside, "steps", words, inputs, "recipe.schedules")
+    return Quantity("warmup_steps", inside, "steps", words, inputs, "the schedule")
 
 
 def _first(phases: Sequence[Phase], steps: Quantity) -> Iterator[tuple[Phase, int]]:
@@ -224,9 +234,9 @@ def _seconds_of(name: str, paces: Sequence[tuple[int, Quantity]], steps: Quantit
     """So many steps of each step time."""
     if any(each.value is None for _, each in paces):
         return unknown(name, "seconds", paces[0][1].formula)
+    low = math.fsum(count * each.at("low") for count, each in paces)
     value = math.fsum(count * each.number() for count, each in paces)
-    low = math.fsum(count * (each.low or each.number()) for count, each in paces)
-    high = math.fsum(count * (each.high or each.number()) for count, each in paces)
+    high = math.fsum(count * each.at("high") for count, each in paces)
     inputs: dict[str, Input] = {"steps": steps, **{each.name: each for _, each in paces}}
     formula = f"steps x {paces[0][1].name}" if len(paces) == 1 else "sum over phases of steps x step time"
     return Quantity(name, value, "seconds", formula, inputs, paces[0][1].source, low, high)

@@ -2,7 +2,7 @@
 
     a calibration           measured here, or on a machine, model and layout like this
     a stated utilisation    a share of the peak that the deployment asks the plan to assume
-    the model of a step     predicted from chip, layout and work (``step_time``)
+    the model of a step     predicted from chip, layout and work (``step/step_time.py``)
     nothing                 then nothing is said about time
 
 In this order. A plan is made for its inputs, and a stated utilisation is one of them: where the chip is known too, the
@@ -23,16 +23,18 @@ from headway.formulas.flops import Convention, flops_per_token
 from headway.formulas.quantity import Input, Quantity, estimate
 from headway.plan.cluster import cluster_of, layout_of, work_of
 from headway.plan.layout.feasible import check_layout
+from headway.plan.layout.search import search_stage
+from headway.plan.step.step_time import StepTime, step_time
 from headway.plan.work import Cluster, Layout, Work
+from headway.recipe.schedules import spans
 
 if TYPE_CHECKING:
-    from headway.plan.step.step_time import StepTime
     from headway.recipe.deployment import Deployment
     from headway.recipe.spec import Spec, StageSpec
 
 ASSUMED_UTILISATION_SPREAD = (0.8, 1.2)
 """An assumed utilisation is believed to within a fifth: published runs of one size differ by as much."""
-PREDICTED = "model of a step: plan.step_time"
+PREDICTED = "the model of a step"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,12 +71,10 @@ def phases_of(spec: Spec) -> list[Phase]:
     """Of all stages, in order. The last phase of a stage goes by the stage's name, those before it have a number too."""
     found = []
     for stage in spec.stages:
-        ends = [phase.first_sequence for phase in stage.phases[1:]] + [stage.sequences]
-        for place, (phase, end) in enumerate(zip(stage.phases, ends, strict=True), start=1):
-            steps = (end - phase.first_sequence) // phase.batch_sequences
+        for place, span in enumerate(spans(stage), start=1):
             last = place == len(stage.phases)
             name = plain(stage.name) if last else f"{plain(stage.name)}_phase_{place}"
-            found.append(Phase(stage=stage, name=name, steps=steps, batch_sequences=phase.batch_sequences))
+            found.append(Phase(stage=stage, name=name, steps=span.steps, batch_sequences=span.batch_sequences))
     return found
 
 
@@ -102,8 +102,6 @@ def predict(spec: Spec, deployment: Deployment, layouts: dict[str, Layout]) -> l
     cluster = cluster_of(deployment, spec.precision.compute)
     if cluster is None or not can_compute(cluster, spec):
         return []
-    from headway.plan.step.step_time import step_time
-
     made: list[Predicted] = []
     for phase in phases_of(spec):
         layout = layouts[phase.stage.name]
@@ -127,18 +125,19 @@ def stated_layouts(spec: Spec, deployment: Deployment) -> dict[str, Layout]:
 
 
 def found_layouts(spec: Spec, deployment: Deployment, cluster: Cluster) -> dict[str, Layout]:
-    """The fastest that fits, per stage; ConfigError where none does."""
-    from headway.plan.layout.search import search_stage
-
+    """The fastest that fits, per stage; ConfigError where none does, or where the chip has no rate in the recipe's precision."""
+    if not can_compute(cluster, spec):
+        rates = ", ".join(cluster.chip.peaks)
+        rule = f"layouts are looked for by their step time, and its rates are those in {rates}"
+        way_out = f"[precision] compute in {rates}, another chip, or a layout of your own with --layout"
+        raise ConfigError(f"{cluster.chip.name} has no rate in {spec.precision.compute}", rule, way_out)
     found = {}
     for stage in spec.stages:
         result = search_stage(spec, stage, deployment, cluster)
         if result.best is None:
-            raise ConfigError(
-                f"no layout of {cluster.chips:,} {cluster.chip.name} can hold stage {stage.name!r}",
-                "; ".join(result.reasons()) or "every layout that can be breaks a rule for one of the stage's batches",
-                "more chips or memory, a shorter sequence, or a layout of your own with --layout",
-            )
+            rule, way_out = result.why_none()
+            seen = f"no layout of {cluster.chips:,} {cluster.chip.name} can hold stage {stage.name!r}"
+            raise ConfigError(seen, rule, f"{way_out}, or a layout of your own with --layout")
         found[stage.name] = result.best.layout
     return found
 
@@ -172,11 +171,11 @@ def pace_of(phase: Phase, seconds: Quantity) -> Pace:
 
 
 def paces_at(phases: Sequence[Phase], rates: Mapping[str, Quantity], formula: str) -> list[Pace]:
-    """Step times at tokens per second, per stage."""
+    """Step times at tokens per second, by the name of the phase where it has its own rate, else of its stage."""
     made = []
     for phase in phases:
-        rate, tokens = rates[phase.stage.name], phase.batch_sequences * phase.stage.sequence_length
-        low, high = (tokens / (bound or rate.number()) for bound in (rate.high, rate.low))
+        rate, tokens = rates.get(phase.name) or rates[phase.stage.name], phase.batch_sequences * phase.stage.sequence_length
+        low, high = tokens / rate.at("high"), tokens / rate.at("low")
         inputs: dict[str, Input] = {"batch_tokens": tokens, "tokens_per_second": rate}
         name = f"step_seconds_{phase.name}"
         seconds = Quantity(name, tokens / rate.number(), "seconds", formula, inputs, rate.source, low, high)
@@ -196,6 +195,6 @@ def assumed_rate(spec: Spec, stage: StageSpec, speed: Quantity, convention: Conv
 def together(paces: Sequence[Pace]) -> tuple[float, float, float]:
     """Seconds of all steps: low, value, high. What one step is off by, all are."""
     value = sum(pace.steps * pace.seconds.number() for pace in paces)
-    low = sum(pace.steps * (pace.seconds.low or pace.seconds.number()) for pace in paces)
-    high = sum(pace.steps * (pace.seconds.high or pace.seconds.number()) for pace in paces)
+    low = sum(pace.steps * pace.seconds.at("low") for pace in paces)
+    high = sum(pace.steps * pace.seconds.at("high") for pace in paces)
     return low, value, high

@@ -10,21 +10,28 @@ from collections.abc import Callable, Iterator
 from headway.base.units import format_count
 from headway.formulas.flops import Convention, attention_flops_per_token, flops_per_token
 from headway.plan.declared import not_acted_upon
-from headway.plan.device_risks import DEVICE_RULES
+from headway.plan.device_risks import DEVICE_RULES, never_done
 from headway.plan.facts import PlanFacts
 from headway.plan.final_sections import FALLS_TO_ZERO, is_annealing
 from headway.plan.laws.hyperparameters import outside_bands
 from headway.plan.laws.repetition import exposures
 from headway.plan.plan import Risk
+from headway.recipe.chips import unproven
 from headway.recipe.schedules import rate_factor
 
-LONG_FIRST_CONTEXT_TOKENS = 16_384
 USUAL_FIRST_CONTEXT_TOKENS = 8192
+"""Llama 3 and the stages of OLMo 2 and DeepSeek-V3 begin at 4,096 or 8,192 (arXiv 2407.21783, 2501.00656, 2412.19437)."""
+LONG_FIRST_CONTEXT_TOKENS = 2 * USUAL_FIRST_CONTEXT_TOKENS
+"""Assumed: a length that nobody above begins with."""
 MOST_BETA2 = 0.99
+"""Assumed: between .95, which long published runs have (arXiv 2407.21783, 2501.00656, 2412.19437), and Adam's own .999."""
 DECAYED_SHARE = 0.2
+"""Assumed: published runs end at a tenth of the peak or below (OLMo 2 and Llama 3 at zero, DeepSeek-V3 at a thirtieth)."""
 MOST_PASSES = 4.0
+"""Up to four passes repeated text is worth nearly as much as new text (arXiv 2305.16264)."""
 LARGE_MODEL = 1e9
-"""Parameters from which on published runs guard against spikes (OLMo 2, arXiv 2501.00656)."""
+"""Parameters. Assumed: the smallest models of the family that described such spikes have 1B (OLMo 2, arXiv 2501.00656)."""
+LINE = "the line is drawn at {} (assumed)"
 
 
 def no_warmup(facts: PlanFacts) -> Iterator[Risk]:
@@ -43,7 +50,7 @@ def slow_second_moment(facts: PlanFacts) -> Iterator[Risk]:
         yield Risk(
             "beta2 is high",
             "after one freak gradient, or when gradients grow, the denominator lags behind and updates are oversized: spikes",
-            f"beta2 {beta2:g} remembers {1 / (1 - beta2):,.0f} steps, .95 remembers 20",
+            f"beta2 {beta2:g} remembers {1 / (1 - beta2):,.0f} steps, .95 remembers 20; {LINE.format(f'{MOST_BETA2:g}')}",
         )
 
 
@@ -55,7 +62,7 @@ def no_decay(facts: PlanFacts) -> Iterator[Risk]:
         yield Risk(
             "the learning rate does not decay",
             "weights keep bouncing at that step size: held-out loss ends some hundredths of a nat above a decayed run",
-            f"the run ends at {100 * end:.0f} % of the peak rate",
+            f"the run ends at {100 * end:.0f} % of the peak rate; {LINE.format(f'{100 * DECAYED_SHARE:.0f} %')}",
         )
 
 
@@ -98,7 +105,8 @@ def long_context_first(facts: PlanFacts) -> Iterator[Risk]:
     yield Risk(
         "long context from step one",
         "attention is paid for at every token although long range needs few tokens to learn: extend the context at the end",
-        f"{100 * attention / whole:.0f} % of the compute is attention; {more}, {slower:.2f} x the compute",
+        f"{100 * attention / whole:.0f} % of the compute is attention; {more}, {slower:.2f} x the compute; "
+        + LINE.format(f"{LONG_FIRST_CONTEXT_TOKENS:,} tokens"),
     )
 
 
@@ -115,7 +123,7 @@ def unguarded_logits(facts: PlanFacts) -> Iterator[Risk]:
         yield Risk(
             "neither QK-norm nor z-loss",
             "attention and output logits can grow without bound: a known cause of loss spikes in long runs",
-            f"{format_count(count)} parameters; qk_norm = false, z_loss = 0",
+            f"{format_count(count)} parameters; qk_norm = false, z_loss = 0; {LINE.format(format_count(LARGE_MODEL))}",
         )
 
 
@@ -132,7 +140,7 @@ def many_passes(facts: PlanFacts) -> Iterator[Risk]:
             yield Risk(
                 f"source {name} is repeated",
                 "beyond about four passes repeated text is worth clearly less than new text",
-                f"{passes:.1f} passes",
+                f"{passes:.1f} passes; about {MOST_PASSES:.0f} are as good as new text (arXiv 2305.16264)",
             )
 
 
@@ -170,6 +178,17 @@ def shorter_than_asked(facts: PlanFacts) -> Iterator[Risk]:
         )
 
 
+def announced_chip(facts: PlanFacts) -> Iterator[Risk]:
+    """Every figure of the plan stands on what was promised."""
+    chip = facts.cluster.chip if facts.cluster else None
+    if chip is not None and chip.announced:
+        yield Risk(
+            "the chip is announced, not on sale",
+            "rates, memory and links may come out otherwise: plan again when they are measured",
+            unproven(chip) or "",
+        )
+
+
 RECIPE_RULES: tuple[Callable[[PlanFacts], Iterator[Risk]], ...] = (
     no_warmup,
     slow_second_moment,
@@ -185,7 +204,7 @@ RECIPE_RULES: tuple[Callable[[PlanFacts], Iterator[Risk]], ...] = (
     outside_bands,
 )
 
-RULES = (*RECIPE_RULES, *DEVICE_RULES, not_acted_upon)
+RULES = (never_done, *RECIPE_RULES, *DEVICE_RULES, announced_chip, not_acted_upon)
 
 
 def find_risks(facts: PlanFacts) -> list[Risk]:

@@ -23,12 +23,11 @@ from headway.plan.outlook import checkpoints_section, data_section, memory_secti
 from headway.plan.plan import Cell, Column, Section, Table
 from headway.plan.published.napkin import napkin_section
 from headway.plan.published.section import published_section
-from headway.plan.ramp import SHARES, ramp_table, schedule_table, step_at_tokens, warmup_quantities
+from headway.plan.ramp import ramp_table, schedule_table, warmup_quantities
 from headway.plan.show.families import folded, stage_names
 from headway.plan.worksheet.costs import worksheet_section
+from headway.recipe.schedules import spans
 from headway.recipe.spec import Spec
-
-__all__ = ["CHAPTERS", "SECTIONS", "SHARES", "build_sections", "step_at_tokens"]
 
 MANY = 3  # values that a line still lists
 Builder = Callable[[PlanFacts], Section | None]
@@ -84,11 +83,10 @@ def batch_section(facts: PlanFacts) -> Section:
     rows: list[tuple[Cell, ...]] = []
     overshoot: list[tuple[Cell, ...]] = []
     for index, stage in enumerate(facts.spec.stages):
-        ends = [phase.first_sequence for phase in stage.phases[1:]] + [stage.sequences]
         T = stage.sequence_length
-        for phase, end in zip(stage.phases, ends, strict=True):
-            count, size = end - phase.first_sequence, phase.batch_sequences
-            rows.append((stage.name, T, size, size * T, phase.first_sequence * T, count // size, count * T))
+        for span in spans(stage):
+            size, first = span.batch_sequences, span.first_sequence
+            rows.append((stage.name, T, size, size * T, first * T, span.steps, span.sequences * T))
         trained = stage.sequences * T
         overshoot.append((stage.name, stage.tokens, trained, trained - stage.tokens, facts.schedule.stage_steps(index)))
     columns = ("stage", "sequence", "batch (sequences)", "batch (tokens)", "from token", "steps", "tokens")
@@ -122,6 +120,7 @@ def schedule_section(facts: PlanFacts) -> Section:
     )
 
 
+PUBLISHED = "Published"
 CHAPTERS: tuple[tuple[str, tuple[Builder, ...]], ...] = (
     ("Inputs", (inputs_section,)),
     ("Compute and time", (parameters_section, compute_section, rates_section, time_section, worksheet_section)),
@@ -136,11 +135,9 @@ CHAPTERS: tuple[tuple[str, tuple[Builder, ...]], ...] = (
     ("Final phases", (final_section, context_section)),
     ("Capacity and exposure", (capacity_section,)),
     ("Deliverable", (deliverable_section,)),
-    ("Published", (napkin_section, published_section)),
+    (PUBLISHED, (napkin_section,)),
 )
-"""Title of a chapter and its sections. ``published_section`` looks at all the others and comes last."""
-
-SECTIONS: tuple[Builder, ...] = tuple(build for _, builders in CHAPTERS for build in builders)
+"""Title of a chapter and its sections. ``published_section`` looks at all of these and comes last."""
 
 
 def build_sections(facts: PlanFacts) -> tuple[Section, ...]:
@@ -149,7 +146,8 @@ def build_sections(facts: PlanFacts) -> tuple[Section, ...]:
     stages = stage_names(facts.spec)
     for chapter, builders in CHAPTERS:
         for build in builders:
-            section = published_section(facts, built) if build is published_section else build(facts)
+            section = build(facts)
             if section is not None:
                 built.append(replace(folded(section, stages), chapter=chapter))
-    return tuple(built)
+    published = published_section(facts, built)
+    return tuple(built) if published is None else (*built, replace(folded(published, stages), chapter=PUBLISHED))

@@ -12,12 +12,24 @@ dp_replicate, and pipeline stages outermost. Experts are laid over dp_shard x cp
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from enum import StrEnum
+from operator import attrgetter
 
 from headway.formulas.chips import Chip
+from headway.formulas.quantity import Spread
 from headway.formulas.recompute import Recompute
+from headway.recipe.deployment import AXES
 from headway.recipe.spec import ModelSpec
+
+EXPERT_IMBALANCE = 1.2
+"""Tokens of the fullest expert rank over the mean, with a balancing loss or bias: assumed."""
+EXPERT_IMBALANCE_RANGE: Spread = (1.0, 2.0)
+"""From perfect balance to twice the mean."""
+SIZES = ("tp", "cp", "pp", "virtual", "dp_replicate", "dp_shard", "ep")
+"""Of a layout, in the order in which people write them."""
+_axes = attrgetter(*AXES)
 
 
 class Pipeline(StrEnum):
@@ -30,7 +42,7 @@ class Pipeline(StrEnum):
 
 
 class Loss(StrEnum):
-    """How logits become a loss. What each holds per logit stands in ``memory_activations.LOGIT_BYTES``."""
+    """How logits become a loss. What each holds per logit stands in ``LOGIT_BYTES`` of ``memory/activations.py``."""
 
     EAGER = "eager"  # torch as it stands: a fp32 copy, its log-softmax and its gradient beside the logits
     IN_PLACE = "in-place"  # one fp32 copy that is worked on in place, and its gradient (Megatron)
@@ -42,7 +54,7 @@ class Implementation:
     """What the kernels do. The defaults are today's; runs of 2020 to 2022 had neither flash attention nor overlap."""
 
     flash: bool = True  # scores never reach memory
-    flash_generation: int = 2  # FlashAttention 1, 2 or 3
+    flash_generation: int | None = None  # FlashAttention 1, 2 or 3; None: the newest that the chip has
     fused: bool = True  # chains of elementwise operations are compiled into one pass
     dropout: bool = False  # masks are kept, one byte per element
     chunked_loss: bool = False  # logits of a few thousand tokens at a time
@@ -61,7 +73,6 @@ class Work:
     sequence: int
     batch: int
     precision: str = "bfloat16"  # of matrix products: bfloat16, float16, float8
-    mean_context: float | None = None  # E[l^2] / E[l] of documents under a mask; None: the sequence
     implementation: Implementation = Implementation()
     weight_bytes: int = 2  # what products read, per parameter
     gradient_bytes: int = 4
@@ -73,8 +84,17 @@ class Work:
 
     @property
     def context(self) -> float:
-        """Tokens before a token that it may see, doubled: what stands for s in attention formulas."""
-        return float(self.sequence) if self.mean_context is None else self.mean_context
+        """What stands for s in attention formulas: the whole sequence, an upper bound where packed documents are masked."""
+        return float(self.sequence)
+
+    @property
+    def element_bytes(self) -> int:
+        """Of activations, in memory and between ranks: eight-bit products keep and exchange them in sixteen."""
+        return 4 if self.precision == "float32" else 2
+
+    def rank_tokens(self, layout: Layout) -> float:
+        """Of one micro-batch on one rank: a context rank's part of its sequences."""
+        return layout.micro_batch * self.sequence / layout.cp
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,7 +117,7 @@ class Layout:
 
     @property
     def world(self) -> int:
-        return self.pp * self.dp_replicate * self.dp_shard * self.cp * self.tp
+        return math.prod(_axes(self))
 
     @property
     def dp(self) -> int:
@@ -114,9 +134,9 @@ class Layout:
 
     def shown(self) -> str:
         """``tp 8 pp 16 dp 128``: the axes that are larger than one."""
-        axes = ("tp", "cp", "pp", "virtual", "dp_replicate", "dp_shard", "ep")
-        sizes = [f"{axis} {getattr(self, axis)}" for axis in axes if getattr(self, axis) > 1] or ["one device"]
-        return ", ".join([*sizes, f"micro-batch {self.micro_batch}", f"zero {self.zero}", f"recompute {self.recompute}"])
+        sizes = [f"{axis} {getattr(self, axis)}" for axis in SIZES if getattr(self, axis) > 1] or ["one device"]
+        order = [str(self.pipeline)] if self.pp > 1 and self.pipeline is Pipeline.ZERO_BUBBLE else []
+        return ", ".join([*sizes, *order, f"micro-batch {self.micro_batch}", f"zero {self.zero}", f"recompute {self.recompute}"])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,7 +148,10 @@ class Cluster:
     domain: int
     network: float  # bytes per second of one chip to other domains, one direction
 
+    def inside(self, group: int, stride: int) -> int:
+        """Of a group of ``group`` ranks, ``stride`` apart, those that lie in one domain."""
+        return min(group, max(1, self.domain // stride))
+
     def spans(self, group: int, stride: int) -> int:
-        """Domains that a group of ``group`` ranks, ``stride`` apart, lies in: 1 means the fast links suffice."""
-        inside = max(1, self.domain // stride)
-        return -(-group // inside) if group > inside else 1
+        """Domains that such a group lies in: 1 means the fast links suffice."""
+        return -(-group // self.inside(group, stride))

@@ -21,7 +21,7 @@ from headway.recipe.findings import Finding as Finding
 from headway.recipe.findings import divisors as divisors
 from headway.recipe.findings import found
 from headway.recipe.lines import KeyPath
-from headway.recipe.model_checks import check_context, check_model
+from headway.recipe.model_checks import check_context, check_model, check_nominal
 
 if TYPE_CHECKING:
     from headway.recipe.schema import Data, Objective, Optimizer, Recipe, Stage, Tokenizer
@@ -37,7 +37,7 @@ def check_objective(objective: Objective) -> Iterator[Finding]:
     if objective.capabilities and not math.isclose(total, 1.0, abs_tol=1e-6):
         yield (
             ("objective", "capabilities"),
-            Problem(f"the weights of the capabilities sum to {total:g}", "weights are shares of one", "make them sum to 1"),
+            Problem(f"the weights of the capabilities sum to {total:.12g}", "weights are shares of one", "make them sum to 1"),
         )
     yield from _repeated(("objective", "capabilities"), dict(enumerate(c.name for c in objective.capabilities)), "capabilities")
 
@@ -252,6 +252,8 @@ def run_checks(part: Callable[[str], Any], stages: dict[int, Any], source_names:
     tokenizer, data = part("tokenizer"), part("data")
     if tokenizer is not None and data is not None:
         findings += check_vocabulary(tokenizer, data)
+    if tokenizer is not None and part("model") is not None:
+        findings += check_nominal(part("model"), tokenizer.vocabulary)
     for index, stage in stages.items():
         findings += check_stage(index, stage)
         findings += check_mixture(index, stage, source_names)

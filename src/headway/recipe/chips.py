@@ -6,7 +6,7 @@
 
 A chip is one device as frameworks see it: MI250X is two of them. Memory is the label read in GiB, which is what devices
 report to within one per cent. ``verified`` False: the figure stands in no source that was at hand, only in the vendor's
-sheet as remembered. Announced chips can be planned, and say so.
+sheet as remembered. Plans on such chips, and on announced ones, say so (``unproven``).
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from headway.base.errors import ConfigError
 
@@ -32,6 +33,9 @@ class Chip:
     link_bandwidth: float | None  # bytes/s to neighbours in the same domain; with a domain of 1: the bus to the host
     domain: int  # chips that the fast links join
     network_bandwidth: float | None  # bytes/s per chip beyond the domain, as usually built
+    topology: str = "switch"  # of the domain: switch, mesh (a link to each neighbour), torus
+    axes: int = 0  # of a torus
+    attention: Mapping[int, float] = field(default_factory=dict)  # FlashAttention generation -> share of achievable
     switch_sums: bool = False  # the domain's switch adds up what it forwards: sums take half the trips (NVLink SHARP)
     watts: float | None = None  # of the device alone, at its limit
     achievable: Mapping[str, float] = field(default_factory=dict)  # precision -> best FLOP/s that a GEMM was seen to reach
@@ -87,7 +91,7 @@ _TABLE = (
         sparse_peaks=_rates(624), verified=True, source=_ML, note="a bridge joins pairs; other neighbours are 31 GB/s away",
     ),
     Chip(
-        name="H100-SXM", switch_sums=True, peaks=_rates(989, 1979), memory_bytes=80 * GIB, memory_bandwidth=3350 * G,
+        name="H100-SXM", peaks=_rates(989, 1979), memory_bytes=80 * GIB, memory_bandwidth=3350 * G,
         link_bandwidth=450 * G, domain=8, network_bandwidth=50 * G, watts=700, achievable=_rates(794.5, 1402.6),
         sparse_peaks=_rates(1979, 3958), verified=True, source=_ML, note="the sheet's headline is sparse",
     ),
@@ -102,22 +106,23 @@ _TABLE = (
         source="NVIDIA H100 datasheet, per device", note="a bridge joins pairs",
     ),
     Chip(
-        name="H100-SXM-HBM2e", switch_sums=True, peaks=_rates(989, 1979), memory_bytes=96 * GIB, memory_bandwidth=2400 * G,
-        link_bandwidth=450 * G, domain=8, network_bandwidth=50 * G, watts=500, sparse_peaks=_rates(1979, 3958),
+        name="H100-SXM-HBM2e", peaks=_rates(989, 1979), memory_bytes=96 * GIB, memory_bandwidth=2400 * G,
+        link_bandwidth=450 * G, domain=8, network_bandwidth=50 * G, watts=500, achievable=_rates(671, 1185),
+        sparse_peaks=_rates(1979, 3958),
         verified=True, source="pytorch/torchtitan benchmarks",
-        note="peaks are those of the 700 W part: at 500 W they are upper bounds",
+        note="peaks are those of the 700 W part; achievable falls with the root of the power limit: assumed",
     ),
     Chip(
         name="H20", peaks=_rates(148, 296), memory_bytes=96 * GIB, memory_bandwidth=4000 * G,
         link_bandwidth=450 * G, domain=8, network_bandwidth=50 * G, source="NVIDIA H20, as reported",
     ),
     Chip(
-        name="H800-SXM", switch_sums=True, peaks=_rates(989, 1979), memory_bytes=80 * GIB, memory_bandwidth=3350 * G,
+        name="H800-SXM", peaks=_rates(989, 1979), memory_bytes=80 * GIB, memory_bandwidth=3350 * G,
         link_bandwidth=200 * G, domain=8, network_bandwidth=50 * G, sparse_peaks=_rates(1979, 3958),
         source="arXiv:2412.19437 (160 GB/s effective in the node, 50 GB/s beyond)", note="H100 with slower links",
     ),
     Chip(
-        name="H200-SXM", switch_sums=True, peaks=_rates(989, 1979), memory_bytes=141 * GIB, memory_bandwidth=4800 * G,
+        name="H200-SXM", peaks=_rates(989, 1979), memory_bytes=141 * GIB, memory_bandwidth=4800 * G,
         link_bandwidth=450 * G, domain=8, network_bandwidth=50 * G, watts=700, achievable=_rates(794.5, 1453.4),
         sparse_peaks=_rates(1979, 3958), verified=True, source=_ML,
     ),
@@ -132,22 +137,22 @@ _TABLE = (
         sparse_peaks=_rates(1979, 3958), verified=True, source=_ML, note="domains of 4 to 32 were built; 141 GiB can be used",
     ),
     Chip(
-        name="B200-SXM", switch_sums=True, peaks=_rates(2250, 4500, 9000), memory_bytes=180 * GIB, memory_bandwidth=8000 * G,
+        name="B200-SXM", peaks=_rates(2250, 4500, 9000), memory_bytes=180 * GIB, memory_bandwidth=8000 * G,
         link_bandwidth=900 * G, domain=8, network_bandwidth=50 * G, watts=1000, achievable=_rates(1745, 3432.5),
         sparse_peaks=_rates(4500, 9000), verified=True, source=_ML, note="sold as 180 and as 192 GB",
     ),
     Chip(
-        name="B300-SXM", switch_sums=True, peaks=_rates(2250, 4500, 12600), memory_bytes=288 * GIB, memory_bandwidth=8000 * G,
+        name="B300-SXM", peaks=_rates(2250, 4500, 12600), memory_bytes=288 * GIB, memory_bandwidth=8000 * G,
         link_bandwidth=900 * G, domain=8, network_bandwidth=100 * G, achievable=_rates(1769, 3353.3),
         sparse_peaks=_rates(4500, 9000), verified=True, source=_ML,
     ),
     Chip(
-        name="GB200", switch_sums=True, peaks=_rates(2500, 5000, 10000), memory_bytes=186 * GIB, memory_bandwidth=8000 * G,
+        name="GB200", peaks=_rates(2500, 5000, 10000), memory_bytes=186 * GIB, memory_bandwidth=8000 * G,
         link_bandwidth=900 * G, domain=72, network_bandwidth=50 * G, watts=1200, achievable=_rates(1822, 3615.6),
         sparse_peaks=_rates(5000, 10000), verified=True, source=_ML, note="per device; a rack of 72 is one domain",
     ),
     Chip(
-        name="GB300", switch_sums=True, peaks=_rates(2500, 5000, 15000), memory_bytes=288 * GIB, memory_bandwidth=8000 * G,
+        name="GB300", peaks=_rates(2500, 5000, 15000), memory_bytes=288 * GIB, memory_bandwidth=8000 * G,
         link_bandwidth=900 * G, domain=72, network_bandwidth=100 * G, watts=1400, sparse_peaks=_rates(5000, 10000),
         verified=True, source=_ML, note="per device; a rack of 72 is one domain; only rates verified",
     ),
@@ -250,7 +255,33 @@ _TABLE = (
     ),
 )  # fmt: skip
 
-CHIPS: dict[str, Chip] = {chip.name: chip for chip in _TABLE}
+# What families of chips have in common. Attention is a share of what a product achieves, so that a part with less power loses as
+# much of both. A100: 0.6 of the peak (arXiv 2307.08691). Hopper: 0.36 and 0.62 (arXiv 2407.08608: 35 %, up to 75 % without a
+# mask). Assumed: Blackwell as Hopper, some 500 TFLOP/s on MI300X, half of the peak on TPUs.
+_SWITCHED = {"switch_sums": True}
+_HOPPER: dict[str, Any] = {"attention": {2: 0.45, 3: 0.77}}
+_TRAITS: tuple[tuple[tuple[str, ...], dict[str, Any]], ...] = (
+    (("A100-SXM-40GB", "A100-SXM-80GB", "A100-PCIe-80GB"), {"attention": {2: 0.69}}),
+    (("H100-SXM", "H100-SXM-HBM2e", "H800-SXM", "H200-SXM"), _HOPPER | _SWITCHED),
+    (("H100-PCIe", "H100-NVL", "H20", "GH200-96GB", "GH200-144GB"), _HOPPER),
+    (("B200-SXM", "B300-SXM", "GB200", "GB300"), {"attention": {3: 0.77}} | _SWITCHED),
+    (("MI300X", "MI325X", "MI355X"), {"attention": {2: 0.75}, "topology": "mesh"}),
+    (("TPU-v4", "TPU-v5p", "TPU-v7x"), {"attention": {2: 0.53}, "topology": "torus", "axes": 3}),
+    (("TPU-v5e", "TPU-v6e"), {"attention": {2: 0.53}, "topology": "torus", "axes": 2}),
+)
+_MXU_SHARE = 0.95
+"""Of their peak, what products reach on TPUs: assumed; published utilisations of 65 % with full recomputation need as much."""
+
+
+def _complete(chip: Chip) -> Chip:
+    """``chip`` with what its family has."""
+    traits = next((traits for names, traits in _TRAITS if chip.name in names), {})
+    if chip.name.startswith("TPU"):
+        traits = traits | {"achievable": {precision: _MXU_SHARE * peak for precision, peak in chip.peaks.items()}}
+    return replace(chip, **traits)
+
+
+CHIPS: dict[str, Chip] = {chip.name: _complete(chip) for chip in _TABLE}
 
 ALIASES = {
     "H100": "H100-SXM",  # the PCIe and NVL parts are always called so; what is only called H100 is the SXM one
@@ -310,6 +341,15 @@ def find_chip(name: str) -> Chip:
     close = difflib.get_close_matches(key, list(_BY_KEY), n=1, cutoff=0.6)
     hint = f"did you mean {_BY_KEY[close[0]].name}?" if close else "state accelerator.peak_flops and memory for others"
     raise ConfigError(f"{name!r} is no accelerator of the table", f"known are {', '.join(CHIPS)}", hint)
+
+
+def unproven(chip: Chip) -> str | None:
+    """Why the figures of ``chip`` deserve doubt, in words for a plan; None where they were checked and it can be bought."""
+    if chip.announced:
+        return f"{chip.name} is announced, not on sale: its figures are promises ({chip.source}; {chip.note})"
+    if not chip.verified:
+        return f"figures of {chip.name} are not verified: no source of them was at hand to check ({chip.source})"
+    return None
 
 
 def known_chip(name: str) -> Chip | None:

@@ -16,6 +16,7 @@ from pydantic_core import PydanticCustomError
 from headway.base import units
 from headway.recipe.chips import Chip, known_chip
 from headway.recipe.fields import (
+    AS_RESOLVED,
     Bytes,
     BytesPerSecond,
     FlopsPerSecond,
@@ -25,10 +26,14 @@ from headway.recipe.fields import (
     Section,
     Share,
     Tokens,
+    Version,
     Whole,
     WholeOrZero,
+    one_of,
 )
 from headway.recipe.schema import said
+
+Price = Annotated[float, Field(ge=0, le=1e9)]
 
 
 class Accelerator(Section):
@@ -39,16 +44,20 @@ class Accelerator(Section):
         "dense peak in the recipe's precision, FLOP/s, such as 989T; None: the chip's, else unknown", None
     )
     memory: Bytes | None = said("memory per device; None: the chip's, else unknown", None)
-    utilisation: Share | None = said("share of the peak to assume for a plan without a measurement; None: measure", None)
+    utilisation: Annotated[float, Field(ge=0.001, le=1)] | None = said(
+        "share of the peak to assume for a plan without a measurement, 0.001 to 1; None: measure", None
+    )
     utilisation_convention: Literal["6N", "causal", "full"] = said("FLOPs that this share counts", "6N")
-    domain: Whole | None = said("devices that the fast links join; None: the chip's, at most a machine's", None)
+    domain: Whole | None = said(
+        "devices that the fast links join, at most a machine's, of racks and slices the chip's; None: as many", None
+    )
     network: BytesPerSecond | None = said("bytes/s of one device to other domains, one way; None: the chip's usual", None)
 
 
 class Power(Section):
     """What a device hour takes from the grid."""
 
-    watts: Annotated[float, Field(gt=0)] | None = said(
+    watts: Annotated[float, Field(gt=0, le=1e6)] | None = said(
         "per device, its share of host, fans and network included; None: 1.2 to 1.9 times the chip's", None
     )
     pue: Annotated[float, Field(ge=1, le=5)] | None = said(
@@ -56,13 +65,11 @@ class Power(Section):
     )
     carbon_per_kwh: Annotated[float, Field(ge=0, le=5)] | None = said("kg of CO2 per kWh of the grid; None: unknown", None)
     carbon_source: str = said("where that figure comes from: grid, year, method", "")
-    price_per_kwh: Annotated[float, Field(ge=0)] | None = said(
-        "price of electricity, in the currency; None: unknown, or part of the hour's price", None
-    )
+    price_per_kwh: Price | None = said("price of electricity, in the currency; None: unknown, or part of the hour's price", None)
 
 
 FaultName = Literal["process", "node", "network", "domain", "silent", "stop"]
-"""What simulated runs meet: the classes of ``plan.faults``, and its kind ``stop`` for all of them that end the job at once."""
+"""What simulated runs meet: the classes of ``plan/failure/faults.py``; ``stop`` is all of them that end the job at once."""
 STOPPING: frozenset[str] = frozenset({"process", "node", "network", "domain"})
 ALL_FAULTS = STOPPING | {"silent"}
 
@@ -88,8 +95,9 @@ class Failures(Section):
     """How often the job is interrupted, and what that costs. ``every`` or ``per_device``, not both."""
 
     every: Seconds | None = said("mean time between interruptions of the whole job, duration; None: unknown", None)
-    per_device: Annotated[Seconds, Field(gt=0)] | None = said(
-        "mean time between interruptions that one device causes, in device hours such as 50700h; None: see every", None
+    per_device: Annotated[Seconds, Field(ge=1)] | None = said(
+        "mean time between interruptions that one device causes, in device hours such as 50700h, at least 1s; None: see every",
+        None,
     )
     restart: Seconds = said("time from an interruption to the next step, duration", 60.0)
     detection: Seconds = said("time until an interruption is noticed, duration; 0: part of restart", 0.0)
@@ -109,8 +117,12 @@ class Storage(Section):
 
     write_speed: BytesPerSecond | None = said("bytes per second that a save can write, over all processes; None: measure", None)
     read_speed: BytesPerSecond | None = said("bytes per second that a restore can read, over all; None: as write_speed", None)
-    price_per_tb_month: Annotated[float, Field(ge=0)] | None = said("price of 10^12 bytes for 30 days; None: unknown", None)
+    price_per_tb_month: Price | None = said("price of 10^12 bytes for 30 days; None: unknown", None)
     capacity: Bytes | None = said("bytes that checkpoints may take; None: unknown", None)
+
+
+AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
+"""Of the mesh, outermost first; their product is the number of processes. Experts lie over dp_shard x cp."""
 
 
 class Layout(Section):
@@ -136,7 +148,7 @@ class Layout(Section):
 
     @property
     def world(self) -> int:
-        return math.prod((self.pp, self.dp_replicate, self.dp_shard, self.cp, self.tp))
+        return math.prod(getattr(self, axis) for axis in AXES)
 
 
 class State(Section):
@@ -151,7 +163,9 @@ class Implementation(Section):
     """What the kernels do, for plans. Published runs of 2020 to 2022 had the first two false and dropout true."""
 
     flash: bool = said("attention scores never reach memory", True)
-    flash_generation: Literal[1, 2, 3] = said("which FlashAttention; 3 is for Hopper", 2)
+    flash_generation: Annotated[Literal[1, 2, 3] | None, one_of(1, 2, 3)] = said(
+        "which FlashAttention; None: the newest that the chip has", None
+    )
     fused: bool = said("chains of elementwise operations are one pass", True)
     dropout: bool = said("masks are kept, a byte per element", False)
     chunked_loss: bool = said("logits of a few thousand tokens at a time", False)
@@ -229,13 +243,13 @@ class Deployment(Section):
     """Where and how a run is carried out."""
 
     kind: Literal["deployment"] = said("says that this file is a deployment", "deployment")
-    schema_version: Literal[1] = said("version of this format", 1)
+    schema_version: Version = said("version of this format", 1)
     accelerator: Accelerator = said("the device", Accelerator())
     nodes: Whole = said("machines", 1)
     processes_per_node: Whole = said("processes per machine, one per device", 1)
     threads: Whole | None = said("threads per process, at most 1,024; None: the cores this process may use", None, le=1024)
     micro_batch: Tokens | None = said("tokens per process in one forward pass; None: 8,192. Only splits the batch", None)
-    price_per_hour: Annotated[float, Field(ge=0)] | None = said("price of one device hour; None: unknown", None)
+    price_per_hour: Price | None = said("price of one device hour; None: unknown", None)
     currency: str = said("currency of the price", "USD")
     power: Power = said("what it takes from the grid", Power())
     failures: Failures = said("interruptions", Failures())
@@ -295,6 +309,11 @@ class Deployment(Section):
         """
         filled = {"micro_batch": self.micro_batch_tokens, "threads": self.threads_per_process}
         return self.model_copy(update=filled).model_dump(mode="json", by_alias=True)
+
+    @classmethod
+    def of_resolved(cls, plain: dict[str, Any]) -> Deployment:
+        """The deployment that ``resolved`` gave; pydantic's ValidationError where another version wrote it."""
+        return cls.model_validate(plain, context=AS_RESOLVED)
 
 
 DEFAULT_MICRO_BATCH_TOKENS = 8192

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import date, datetime
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
-from pydantic_core import PydanticCustomError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo
+from pydantic_core import PydanticCustomError, PydanticKnownError
 
 from headway.base import units
 from headway.base.errors import ConfigError
@@ -25,8 +25,14 @@ class Section(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False, populate_by_name=False)
 
 
+AS_RESOLVED = "as resolved"
+"""Validation context of plain data that was written from a section: its numbers are in base units already."""
+
+
 def _quantity(parse: Callable[[Any], Any]) -> BeforeValidator:
-    def read(value: Any) -> Any:
+    def read(value: Any, info: ValidationInfo) -> Any:
+        if info.context == AS_RESOLVED:
+            return value
         try:
             return parse(value)
         except ConfigError as error:
@@ -56,11 +62,33 @@ def _as_day(value: Any) -> Any:
     return value.isoformat() if isinstance(value, date | datetime) else value
 
 
+def _day(text: str) -> str:
+    """A day of the calendar, or nothing."""
+    try:
+        read = datetime.fromisoformat(text).date().isoformat() if text else ""
+    except ValueError:
+        read = None
+    if read is None or not text.startswith(read):  # 20270131 and 2027-W04 are ISO too, and nobody reads them
+        raise PydanticCustomError("quantity", "{seen}", {"seen": f"{text!r} is no day", "rule": 'write it like "2027-01-31"'})
+    return text
+
+
+def one_of(*numbers: int) -> BeforeValidator:
+    """For whole numbers of a choice: Python takes true and 1.0 for 1."""
+
+    def read(value: Any) -> Any:
+        if type(value) is not int and value is not None:
+            raise PydanticKnownError("literal_error", {"expected": " or ".join(map(str, numbers))})
+        return value
+
+    return BeforeValidator(read)
+
+
 Tokens = Annotated[int, _quantity(units.parse_count), Field(ge=1, lt=2**62)]
 TokensOrZero = Annotated[int, _quantity(units.parse_count), Field(ge=0, lt=2**62)]
-Entries = Annotated[int, _quantity(lambda value: units.parse_count(value, "entries")), Field(ge=1)]
+Entries = Annotated[int, _quantity(lambda value: units.parse_count(value, "entries")), Field(ge=257, le=2**31)]
 Parameters = Annotated[int, _quantity(lambda value: units.parse_count(value, "parameters")), Field(ge=1, lt=2**62)]
-Seconds = Annotated[float, _quantity(units.parse_seconds), Field(ge=0)]
+Seconds = Annotated[float, _quantity(units.parse_seconds), Field(ge=0, le=1e11)]
 Bytes = Annotated[int, _quantity(units.parse_bytes), Field(ge=1)]
 Percent = Annotated[float, _quantity(units.parse_percent), Field(ge=0, le=1)]
 FlopRate = Annotated[float, _quantity(units.parse_flop_rate), Field(gt=0)]
@@ -74,6 +102,7 @@ WholeOrZero = Annotated[int, Field(ge=0)]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
 _NAME = r"^[^\s/\p{Cc}](?:[^/\p{Cc}\p{Zl}\p{Zp}]*[^\s/\p{Cc}])?$"
 Name = Annotated[str, Field(pattern=_NAME, max_length=100), AfterValidator(_no_path)]
-Day = Annotated[str, BeforeValidator(_as_day)]
+Day = Annotated[str, BeforeValidator(_as_day), AfterValidator(_day)]
+Version = Annotated[Literal[1], one_of(1)]
 Listed = Annotated[tuple[T, ...], BeforeValidator(_as_tuple)]
 Some = Annotated[tuple[T, ...], BeforeValidator(_not_empty)]

@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from headway.recipe.schema import Recipe
 
 
+DEPLOYMENT_PREFIX = "deployment."
+"""What overrides of a deployment begin with on the command line."""
+
 LARGEST_TEXT_BYTES = 2**20
 """Of a recipe or deployment; a device or a data file named by mistake ends here."""
 
@@ -76,6 +79,7 @@ def load_recipe(path_or_preset: str | Path, overrides: Iterable[str] = ()) -> Lo
 
     path = find_recipe(path_or_preset)
     document, problems = read_document(path, list(overrides), kind="recipe")
+    _refuse_another_kind(document, ("recipe",))
     recipe, found = parse_all(Recipe, document)
     problems += found + place(recipe_findings(recipe, document), document)
     if problems:
@@ -128,12 +132,33 @@ def read_document(path: Path | None, overrides: list[str], kind: str) -> tuple[D
     """The TOML of ``path`` (None: an empty file) with its overrides applied. A syntax error ends the reading."""
     text = _read_text(path, kind) if path is not None else ""
     data, lines = _read_toml(text, path)
-    applied, problems = apply_overrides(data, overrides)
+    applied, problems = apply_overrides(data, overrides, DEPLOYMENT_PREFIX if kind == "deployment" else "")
     document = Document(text, str(path) if path else f"default {kind}", data, lines, applied)
+    _refuse_another_kind(document, (kind, "schedule") if kind == "recipe" else (kind,))
     unfit = place(unfit_values(data), document)
     if unfit:  # nothing may touch these values, so the schema's own findings must wait
         raise ConfigError(sorted_problems(problems + unfit))
     return document, problems
+
+
+READERS = {
+    "recipe": "headway plan FILE plans it, headway run FILE trains it",
+    "schedule": "headway plan FILE shows it; published without its model, it cannot be built or trained",
+    "deployment": "headway plan RECIPE --deployment FILE plans on it, or --cluster FILE in place of the recipe's own",
+    "worksheet": "headway plan worksheet FILE shows it",
+    "published": "headway plan shows it beside the plan of the recipe of that name",
+}
+"""Kinds of files, and which command reads them."""
+CALLED = {"schedule": "a published schedule", "published": "a list of published figures"}
+
+
+def _refuse_another_kind(document: Document, kinds: tuple[str, ...]) -> None:
+    """A file that says it is something else ends the reading: its keys would all be unknown or missing."""
+    kind = document.data.get("kind")
+    if isinstance(kind, str) and kind in READERS and kind not in kinds:
+        where = document.locate(("kind",))
+        way_out = READERS[kind].replace("FILE", document.path)
+        raise ConfigError(f"this file is {CALLED.get(kind, f'a {kind}')}", f"a {kinds[0]} is needed here", way_out, where)
 
 
 def _read_toml(text: str, path: Path | None) -> tuple[dict, dict[KeyPath, int]]:
@@ -216,6 +241,8 @@ def _find(given: str | Path, suffix: str, kind: str) -> Path:
         names = preset_names() + preset_names("schedule")
     else:
         names = [p.name.removesuffix(suffix) for p in preset_directory().glob(f"*{suffix}")]
+    if kind == "recipe" and (str(given) == "example" or (preset_directory() / f"{given}.worksheet.toml").is_file()):
+        raise ConfigError(f"{given} is a worksheet", "a recipe is needed here", f"headway plan worksheet {given} shows it")
     raise ConfigError(
         f"there is no preset named {str(given)!r}",
         f"presets are {', '.join(sorted(names)) or '(none found)'}; a file is named with its suffix or its directory",

@@ -4,18 +4,27 @@ heads       divide; even widths where RoPE turns pairs
 latent      has keys for every head, widths of its own, no biases
 experts     at least top-k of them, and a layer that has them
 positions   a table where positions are learned, long enough for every stage
+nominal     the size that a model is called by is about its size
 window      no longer than the sequences; nothing about windows without one
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from fractions import Fraction
 from typing import TYPE_CHECKING
 
+from headway.base.units import format_count
 from headway.recipe.findings import Finding, divisors, found
+from headway.recipe.roles import block_shapes, input_shapes, output_shapes
+from headway.recipe.spec import ModelSpec
 
 if TYPE_CHECKING:
     from headway.recipe.schema import Experts, Latent, Model, Stage
+
+
+MOST_ROUNDED = 0.1
+"""Names round: 8.03 B are called 8B, 405.9 B 400B."""
 
 
 def check_model(model: Model) -> Iterator[Finding]:
@@ -167,6 +176,30 @@ def _check_options(model: Model) -> Iterator[Finding]:
             "then every layer sees all before a token, and none has the window",
             "remove window, or write 0 (no layer) or 2 and more",
         )
+
+
+def check_nominal(model: Model, vocabulary: int) -> Iterator[Finding]:
+    """The number that a model is called by stands for N in 6 N D: left behind by a change of shape, it counts another model."""
+    from headway.recipe.resolve import resolve_model
+
+    called, exact = model.nominal_parameters, passed_parameters(resolve_model(model, vocabulary))
+    if called is not None and abs(called / exact - 1) > MOST_ROUNDED:
+        yield found(
+            ("model", "nominal_parameters"),
+            f"nominal_parameters = {called:,}, and a token passes {exact:,} parameters of this shape",
+            f"it is the size by which people call the model, at most {100 * MOST_ROUNDED:.0f} % off",
+            f'leave it out, or write "{format_count(exact)}"',
+        )
+
+
+def passed_parameters(model: ModelSpec) -> int:
+    """What one token passes, embeddings as a whole: of experts top_k, without heads for further tokens."""
+    routed = sum(model.has_experts(layer) for layer in range(model.layers))
+    share = Fraction(model.experts.top_k, model.experts.experts) if model.experts else Fraction(1)
+    kinds = [(input_shapes(model) + output_shapes(model), 1), (block_shapes(model, "layers.", False), model.layers - routed)]
+    kinds += [(block_shapes(model, "layers.", True), routed)] if routed else []
+    counts = [(shape, times * shape.count) for shapes, times in kinds for shape in shapes]
+    return sum(int(count * share) if ".experts." in shape.name else count for shape, count in counts)
 
 
 def check_context(model: Model, stages: Mapping[int, Stage]) -> Iterator[Finding]:

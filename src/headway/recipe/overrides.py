@@ -32,14 +32,18 @@ def _is_place(part: str) -> bool:
     return part.isascii() and part.isdecimal() and len(part) <= 9
 
 
-def apply_overrides(data: dict, overrides: list[str]) -> tuple[dict[KeyPath, str], list[Problem]]:
-    """Change ``data`` in place. Returns what was set (key path -> the override as written) and what could not be."""
+def apply_overrides(data: dict, overrides: list[str], prefix: str = "") -> tuple[dict[KeyPath, str], list[Problem]]:
+    """Change ``data`` in place. Returns what was set (key path -> the override as written) and what could not be.
+
+    ``prefix``: what keys may begin with on the command line, and do not in the file.
+    """
     applied: dict[KeyPath, str] = {}
     problems = []
     for override in overrides:
-        key, equals, value = override.partition("=")
+        key, equals, value = override.removeprefix(prefix).partition("=")
         if not equals or not all(part.strip() for part in key.split(".")):
-            problems.append(_problem(override, "an override has no key or no value", "write it like --set model.layers=8"))
+            example = f"{prefix}nodes=2" if prefix else "model.layers=8"
+            problems.append(_problem(override, "an override has no key or no value", f"write it like --set {example}"))
             continue
         path = parse_path(key)
         try:

@@ -13,6 +13,7 @@ from headway.base.errors import ConfigError, Problem
 from headway.base.units import format_bytes
 from headway.recipe.checks import Finding, divisors, nearest_hint
 from headway.recipe.chips import check_peak, find_chip
+from headway.recipe.deployment import AXES, LARGEST_MACHINE
 from headway.recipe.failure_checks import check_survival
 
 if TYPE_CHECKING:
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
 
 PLANNED_FIELDS = {"checkpoints": ("every", "bytes_per_parameter", "tiers"), "failures": ("pauses", "elastic")}
 """Of sections whose other fields are acted upon, or only say what is the case."""
-AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
 LARGEST_RUNNABLE_WORLD = 1
 MEMORY_TOLERANCE = 1.08
 """Sizes are written in GB and GiB; nothing that is sold differs from its neighbour by less."""
@@ -31,7 +31,7 @@ MEMORY_TOLERANCE = 1.08
 def check_deployment(deployment: Deployment, *, runnable: bool = True) -> Iterator[Finding]:
     """Problems of a deployment; ``runnable``: also those that only matter when something is to be started."""
     yield from _check_layouts(deployment, runnable)
-    yield from _check_accelerator(deployment)
+    yield from _check_accelerator(deployment, runnable)
     yield from _check_alternatives(deployment)
     yield from check_survival(deployment)
     if not runnable:
@@ -66,7 +66,7 @@ def _check_layouts(deployment: Deployment, runnable: bool) -> Iterator[Finding]:
             )
 
 
-def _check_accelerator(deployment: Deployment) -> Iterator[Finding]:
+def _check_accelerator(deployment: Deployment, runnable: bool) -> Iterator[Finding]:
     """A name that can be one chip only, a memory that this chip has, fast links that divide the devices."""
     accelerator, at = deployment.accelerator, "accelerator"
     try:
@@ -80,6 +80,8 @@ def _check_accelerator(deployment: Deployment) -> Iterator[Finding]:
         seen = f"{chip.name} is given {format_bytes(accelerator.memory)}"
         rule = f"it has {format_bytes(chip.memory_bytes)}"
         yield (at, "memory"), Problem(seen, rule, "leave memory out, or name the part that has it")
+    if runnable:
+        yield from _check_domain(deployment)
     if (chip or accelerator.domain) and deployment.world > deployment.domain and deployment.world % deployment.domain:
         fits = max(size for size in divisors(deployment.world) if size <= deployment.domain)
         yield (
@@ -90,6 +92,25 @@ def _check_accelerator(deployment: Deployment) -> Iterator[Finding]:
                 f"change the number of devices, or state accelerator.domain = {fits:,}",
             ),
         )
+
+
+def _check_domain(deployment: Deployment) -> Iterator[Finding]:
+    """Fast links join the devices of a machine, and more than one only where the chip's do: racks, slices."""
+    chip, stated, machine = deployment.chip, deployment.accelerator.domain, deployment.processes_per_node
+    spans = chip is not None and chip.domain > LARGEST_MACHINE
+    most = max(machine, chip.domain) if chip is not None and spans else machine
+    if stated is not None and stated > most:
+        whose = f"a domain of {chip.name}" if chip is not None and spans else "a machine here"
+        seen, rule = f"a domain of {stated:,} devices", f"fast links join at most {most:,}: {whose} has no more"
+        way_out = f"give at most {most:,}, or leave domain out"
+        yield ("accelerator", "domain"), Problem(seen, rule, way_out, "accelerator.domain")
+
+
+def check_domain(deployment: Deployment) -> None:
+    """Refuse fast links that join more than they can, on the cluster that a plan is for in the end."""
+    problems = [problem for _, problem in _check_domain(deployment)]
+    if problems:
+        raise ConfigError(problems)
 
 
 def _check_alternatives(deployment: Deployment) -> Iterator[Finding]:

@@ -8,7 +8,8 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
-from headway.base.errors import Problem
+from headway.base.errors import ConfigError, Problem
+from headway.base.units import parse_seconds
 from headway.recipe.checks import nearest_hint
 from headway.recipe.lines import KeyPath
 
@@ -37,56 +38,91 @@ def read_part(annotation: Any, value: Any) -> Any:
 def _problem(root: type[BaseModel], details: Any, document: Document) -> Problem:
     path: KeyPath = details["loc"]
     kind, seen_value = details["type"], details.get("input")
-    section, name = dotted(path[:-1]), str(path[-1]) if path else ""
     where = document.locate(path)
     owner, description = _owner(root, path)
-    known = _keys(owner) if owner else []
+    name = next((part for part in reversed(path) if isinstance(part, str)), "the file")
+    stated = f"{dotted(path) or 'the file'} = {_show(seen_value)}"
     if kind == "extra_forbidden":
-        hint = nearest_hint(name, known)
-        return Problem(f"unknown key {dotted(path)}", f"keys here are {', '.join(known)}", hint or _elsewhere(root, name), where)
+        known = _keys(owner) if owner else []
+        hint = nearest_hint(str(path[-1]), known) or _elsewhere(root, str(path[-1]))
+        return Problem(f"unknown key {dotted(path)}", f"keys here are {', '.join(known)}", hint, where)
     if kind == "missing":
-        place = section or "the top of the file"
-        return Problem(f"{dotted(path)} is missing", description, f"add {name} = ... to {place}", where)
+        place = dotted(path[:-1]) or "the top of the file"
+        return Problem(f"{dotted(path)} is missing", _rule(name, "needed", description), f"add {name} = ... to {place}", where)
     if kind == "quantity":
         context = details["ctx"]
-        return Problem(f"{dotted(path)}: {context['seen']}", description, context["rule"], where)
+        return Problem(f"{dotted(path)}: {context['seen']}", f"{name}: {description}", context["rule"], where)
     if kind == "literal_error":
         allowed = details["ctx"]["expected"].replace("'", "").replace(" or ", ", ").split(", ")
-        hint = nearest_hint(str(seen_value), allowed)
-        return Problem(f"{dotted(path)} = {seen_value!r} is not known", f"it is one of {', '.join(allowed)}", hint, where)
-    message = _bound(kind, details) or _MESSAGES.get(kind, details["msg"][0].lower() + details["msg"][1:])
-    return Problem(f"{dotted(path) or 'the file'} = {_show(seen_value)}: {message}", description, "", where)
+        choice = f"one of {', '.join(allowed)}" if len(allowed) > 1 else allowed[0]
+        return Problem(f"{stated} is not known", _rule(name, choice, description), _choose(name, seen_value, allowed), where)
+    if kind in _BOUNDS:
+        bound = _bound(kind, details["ctx"], seen_value)
+        return Problem(stated, _rule(name, bound, description), f"give a value of {bound}", where)
+    words = {"name": name, "heading": _heading(path)} | details.get("ctx", {})
+    expected, way_out = (text.format_map(words) for text in _EXPECTED.get(kind, ("another kind of value", "write {name} anew")))
+    return Problem(stated, _rule(name, expected, description), way_out, where)
 
 
-_MESSAGES = {
-    "int_type": "a whole number without quotes was expected",
-    "int_from_float": "a whole number was expected",
-    "float_type": "a number without quotes was expected",
-    "string_type": "a text in quotes was expected",
-    "bool_type": "true or false was expected",
-    "tuple_type": "a list was expected",
-    "dict_type": "a table was expected",
-    "model_type": "a table was expected",
-    "finite_number": "a finite number was expected",
-    "string_pattern_mismatch": "a name has no slash, no control character and no space at its ends, and is not . or ..",
+def _rule(name: str, what: str, description: str) -> str:
+    return f"{name} is {what}" + (f" ({description})" if description else "")
+
+
+def _heading(path: KeyPath) -> str:
+    """The line of TOML above the keys of a table."""
+    keys = ".".join(part for part in path if isinstance(part, str))
+    return f"[[{keys}]]" if path and isinstance(path[-1], int) else f"[{keys}]"
+
+
+_TABLE = ("a table", "write {heading} above its keys")
+_EXPECTED = {
+    "int_type": ("a whole number without quotes", "write it like {name} = 8"),
+    "int_from_float": ("a whole number", "write it like {name} = 8"),
+    "float_type": ("a number without quotes", "write it like {name} = 0.5"),
+    "string_type": ("a text in quotes", 'write it like {name} = "text"'),
+    "bool_type": ("true or false", "write it like {name} = true"),
+    "tuple_type": ("a list", "write it like {name} = [...]"),
+    "empty_list": ("a list of at least one", "add an entry"),
+    "dict_type": _TABLE,
+    "model_type": _TABLE,
+    "finite_number": ("a finite number", "give a number"),
+    "string_too_short": ("a text of at least {min_length} characters", "write more"),
+    "string_too_long": ("a text of at most {max_length} characters", "shorten it"),
+    "string_pattern_mismatch": (
+        "a text with no slash, no control character and no space at its ends, and is not . or ..",
+        "use letters, digits, - and _",
+    ),
 }
+"""What a value is, and how to write it."""
 
 
 _BOUNDS = {
-    "greater_than": ("gt", "greater than"),
-    "greater_than_equal": ("ge", "greater than or equal to"),
+    "greater_than": ("gt", "more than"),
+    "greater_than_equal": ("ge", "at least"),
     "less_than": ("lt", "less than"),
-    "less_than_equal": ("le", "less than or equal to"),
+    "less_than_equal": ("le", "at most"),
 }
 
 
-def _bound(kind: str, details: Any) -> str:
-    """The limit that was crossed, as people write it; empty when the problem is another one."""
-    if kind not in _BOUNDS:
-        return ""
+def _bound(kind: str, context: Any, seen: Any) -> str:
+    """The limit that was crossed, as people write it."""
     key, words = _BOUNDS[kind]
-    limit = details["ctx"][key]
-    return f"input should be {words} {f'{limit:,}' if isinstance(limit, int) else f'{limit:g}'}"
+    limit = context[key]
+    return f"{words} {f'{limit:,}' if isinstance(limit, int) else f'{limit:g}'}{'s' if _is_duration(seen) else ''}"
+
+
+def _is_duration(seen: Any) -> bool:
+    try:
+        return isinstance(seen, str) and parse_seconds(seen) >= 0
+    except ConfigError:
+        return False
+
+
+def _choose(name: str, seen: Any, allowed: list[str]) -> str:
+    """The way out of a value that is none of the ``allowed``."""
+    if name == "schema_version":
+        return "the file was written for another version of Headway: use that one, or write the file anew for this one"
+    return nearest_hint(str(seen), allowed) or f"choose {'one of them' if len(allowed) > 1 else allowed[0]}"
 
 
 def dotted(path: KeyPath) -> str:
@@ -101,14 +137,16 @@ def _show(value: Any) -> str:
 def _owner(root: type[BaseModel], path: KeyPath) -> tuple[type[BaseModel] | None, str]:
     """The table that should hold the last key of ``path``, and the description of that key if it is known."""
     model: type[BaseModel] | None = root
-    description = ""
+    description, named = "", False
     for position, part in enumerate(path):
-        if model is None or isinstance(part, int):
+        if model is None or isinstance(part, int) or named:  # the name of a table is no key of it
+            named = False
             continue
         field = next((f for n, f in model.model_fields.items() if (f.alias or n) == part), None)
         description = field.description or "" if field else ""
         if position + 1 < len(path):
             model = _inner_model(field.annotation) if field else None
+            named = field is not None and typing.get_origin(field.annotation) is dict
     return model, description
 
 

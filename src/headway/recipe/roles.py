@@ -58,6 +58,21 @@ def decays(role: Role) -> bool:
     return role in (Role.MATRIX, Role.RESIDUAL)
 
 
+NORMS = {"pre": (2, 2, 2), "post": (2, 2, 2), "sandwich": (4, 4, 2), "parallel": (1, 1, 1), "parallel-two-norms": (2, 1, 2)}
+"""By ``block``: norms of a block, values that they read (two may read one), inputs of attention and feed-forward."""
+
+
+def count_norms(model: ModelSpec) -> int:
+    """Of a block, over its width: each has a gain and makes a value of its own."""
+    return NORMS[model.block][0]
+
+
+def norms_of_block(model: ModelSpec) -> tuple[int, int]:
+    """Values of the model's width in a block: (norm inputs, product inputs)."""
+    _, read, products = NORMS[model.block]
+    return read, products
+
+
 def parameter_shapes(model: ModelSpec) -> list[ParameterShape]:
     """Every parameter of the decoder, in order. Planner and model both stand on this list.
 

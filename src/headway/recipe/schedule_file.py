@@ -19,7 +19,7 @@ from pydantic import Field
 
 from headway.base.errors import ConfigError, Problem
 from headway.recipe.checks import Finding, check_stage
-from headway.recipe.fields import Listed, Name, Parameters, Positive, Section, Some, Tokens, Whole
+from headway.recipe.fields import Listed, Name, Parameters, Positive, Section, Some, Tokens, Version
 from headway.recipe.load import LoadedRecipe, find_recipe, load_recipe, place, read_document, sorted_problems
 from headway.recipe.problems import parse_all
 from headway.recipe.resolve import resolve_rate
@@ -45,7 +45,9 @@ class PublishedStage(Section):
 
     name: Name = said("name of the part")
     tokens: Tokens = said("tokens to train")
-    sequence: Whole | None = said("tokens per sequence; None: not published, batches are counted in tokens", None, ge=2)
+    sequence: Annotated[int, Field(ge=2, le=2**30)] | None = said(
+        "tokens per sequence, 2 to 2^30; None: not published, batches are counted in tokens", None
+    )
     batch: Tokens | None = said("tokens per optimizer step; None: see ramp, or not published", None)
     ramp: Listed[RampPhase] = said("batch sizes in phases, instead of batch", ())
     rate: Rate | None = said("learning-rate curve, as shares of the peak; None: not published", None)
@@ -72,7 +74,7 @@ class ScheduleFile(Section):
     """A published schedule."""
 
     kind: Literal["schedule"] = said("says that this file is a schedule")
-    schema_version: Literal[1] = said("version of this format", 1)
+    schema_version: Version = said("version of this format", 1)
     name: Name = said("name of the run")
     source: str = said("what the figures are taken from")
     tokens: Tokens | None = said("tokens in all, as stated; None: the sum of the stages", None)

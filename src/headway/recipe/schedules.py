@@ -15,6 +15,7 @@ corner, it is the midpoint rule, off by a term that falls with the square of the
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -37,6 +38,34 @@ class StepPlace:
         return self.first_sequence + self.batch_sequences
 
 
+@dataclass(frozen=True)
+class Span:
+    """A batch phase from its first trained index to its end: so many steps of one batch."""
+
+    first_sequence: int
+    end_sequence: int
+    batch_sequences: int
+
+    @property
+    def sequences(self) -> int:
+        return self.end_sequence - self.first_sequence
+
+    @property
+    def steps(self) -> int:
+        return self.sequences // self.batch_sequences
+
+
+def spans(stage: StageSpec) -> tuple[Span, ...]:
+    """Every phase of ``stage``, in order, those without a step included."""
+    ends = until([phase.first_sequence for phase in stage.phases], stage.sequences)
+    return tuple(Span(p.first_sequence, end, p.batch_sequences) for p, end in zip(stage.phases, ends, strict=True))
+
+
+def until(starts: Sequence[int], end: int) -> list[int]:
+    """Where what begins at ``starts`` ends: where the next begins, the last at ``end``."""
+    return [*starts[1:], end]
+
+
 def whole_batches(tokens: int, sequence_length: int, ramp: list[tuple[int, int]]) -> tuple[int, tuple[BatchPhase, ...]]:
     """Sequences of a stage and its batch phases.
 
@@ -45,10 +74,9 @@ def whole_batches(tokens: int, sequence_length: int, ramp: list[tuple[int, int]]
     """
     phases: list[BatchPhase] = []
     sequences = 0
-    for index, (_, batch_tokens) in enumerate(ramp):
-        end = min(ramp[index + 1][0] if index + 1 < len(ramp) else tokens, tokens)
+    for (_, batch_tokens), end in zip(ramp, until([start for start, _ in ramp], tokens), strict=True):
         batch = max(1, round(batch_tokens / sequence_length))
-        missing = end - sequences * sequence_length
+        missing = min(end, tokens) - sequences * sequence_length
         if missing > 0 or not phases:
             phases.append(BatchPhase(sequences, batch))
             sequences += max(0, -(-missing // (batch * sequence_length))) * batch
@@ -88,16 +116,11 @@ class Schedule:
     @cached_property
     def _steps(self) -> list[list[int]]:
         """Per stage and phase."""
-        return [self._phase_steps(stage) for stage in self.spec.stages]
+        return [[span.steps for span in spans(stage)] for stage in self.spec.stages]
 
     @cached_property
     def _stage_steps(self) -> list[int]:
         return [sum(steps) for steps in self._steps]
-
-    @staticmethod
-    def _phase_steps(stage: StageSpec) -> list[int]:
-        ends = [p.first_sequence for p in stage.phases[1:]] + [stage.sequences]
-        return [(end - p.first_sequence) // p.batch_sequences for p, end in zip(stage.phases, ends, strict=True)]
 
     @property
     def total_steps(self) -> int:

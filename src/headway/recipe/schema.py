@@ -34,6 +34,7 @@ from headway.recipe.fields import (
     Some,
     Tokens,
     TokensOrZero,
+    Version,
     Whole,
     WholeOrZero,
 )
@@ -101,9 +102,7 @@ class Tokenizer(Section):
     """How text becomes tokens. Trained on the run's own sources when the data is built."""
 
     kind: Literal["bpe"] = said("byte-level byte pair encoding", "bpe")
-    vocabulary: Entries = said(
-        "entries, special tokens included; 257 (256 bytes and the document token) to 2^31", ge=257, le=2**31
-    )
+    vocabulary: Entries = said("entries, special tokens included; 257 (256 bytes and the document token) to 2^31")
     document_token: str = said("special token that stands at the head of every document", "<|document|>", min_length=1)
 
 
@@ -263,7 +262,7 @@ class Stage(Section):
 
     name: Name = said("name used in records and layouts")
     tokens: Tokens = said("tokens to train; whole batches are added until they reach it")
-    sequence: Whole = said("tokens per sequence, 2 to 2^30", ge=2, le=2**30)
+    sequence: Annotated[int, Field(ge=2, le=2**30)] = said("tokens per sequence, 2 to 2^30")
     batch: Tokens | None = said("tokens per optimizer step, over all replicas; None: see ramp", None)
     ramp: Listed[RampPhase] = said("batch sizes in phases, instead of batch", ())
     rate: Rate = said("learning-rate curve of the stage; left out: constant at the peak", Rate())
@@ -338,7 +337,7 @@ class Recipe(Section):
     """What a run is, as written. Everything that changes its mathematics stands here; nothing else does."""
 
     kind: Literal["recipe"] = said("says that this file is a recipe")
-    schema_version: Literal[1] = said("version of this format", 1)
+    schema_version: Version = said("version of this format", 1)
     name: Name = said("name of the run")
     seed: Seed = said("seed of initialisation and, unless data.seed is given, of the data order", 0)
     objective: Objective = said("why, and what must hold", Objective())

@@ -34,7 +34,7 @@ TILES = (
     ("step time", "step_seconds"),
     ("MFU, causal", "mfu_causal"),
     ("training", "training_seconds"),
-    ("with failures", "wall_seconds_with_failures"),
+    ("with failures", "wall_seconds"),
     ("fullest rank", "rank_memory"),
     ("process memory", "memory_bytes"),
     ("final loss", "forecast_loss"),

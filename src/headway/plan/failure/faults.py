@@ -189,6 +189,7 @@ PUBLISHED_COUNTS: Mapping[str, Mapping[str, int]] = {
 }
 PRINTED_SHARE_OF_FAULTY_GPUS = 0.301
 """As printed beside 148 of 419, which is 35.3 %: see ``contradictions``."""
+PUBLISHED_CHIP = "H100-SXM"
 SWITCH_NODES = 2
 """Assumed: a rack switch of that cluster joins two nodes of eight devices."""
 SILENT_FOUND_SECONDS = 4 * 3600.0
@@ -207,6 +208,11 @@ def published_faults(detection_seconds: float = 0.0, switch_nodes: int = SWITCH_
         kind = Kind.SILENT if silent else Kind.STOP
         made.append(FaultClass(name=name, share=count / total, kind=kind, nodes=nodes[name], detection_seconds=found))
     return tuple(made)
+
+
+def shares_source(chip: str) -> str:
+    """Where the shares are from; of another chip, or none of the table, they are assumed."""
+    return PUBLISHED_SOURCE if chip == PUBLISHED_CHIP else f"{PUBLISHED_SOURCE}; assumed to hold for {chip}"
 
 
 def contradictions() -> tuple[str, ...]:

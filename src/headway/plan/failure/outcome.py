@@ -51,6 +51,7 @@ class Outcome:
     stops: Mapping[str, NDArray[np.int64]]  # interruptions by class of fault
     restores: NDArray[np.int64]  # after interruptions; rows are the run's tiers, and at the end: from the beginning
     shrinks: NDArray[np.int64]  # interruptions after which the job went on with fewer nodes
+    parts: int = 1  # that every run was put together from
 
     @property
     def runs(self) -> int:

@@ -5,15 +5,17 @@
 
 A closed form is one number under one assumption; its range is the range of T0, M, c and tau. The simulation knows classes of
 faults, nodes in reserve and what checkpoints are kept; its range is the spread of histories (p5 to p95) at the middle inputs.
+
+    training_seconds -> + saves, failures: wall_seconds_daly and the other formulas, side by side
+                     -> + evaluations, digests: wall_seconds, which every other section takes
 """
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from headway.formulas.checkpoint_interval import (
     cost_for_which_young_says,
@@ -36,8 +38,10 @@ from headway.formulas.failures import (
     wall_seconds_self_consistent,
 )
 from headway.formulas.quantity import Input, Quantity, unknown
+from headway.plan.compute_section import beside_training, predicted_seconds
 from headway.plan.facts import PlanFacts
 from headway.plan.plan import Cell, Column, Section, Table
+from headway.plan.ranges import rising
 
 if TYPE_CHECKING:
     from headway.recipe.deployment import Deployment
@@ -96,61 +100,96 @@ class FailureFacts:
         """At the middle of all ranges; ``tau``: another interval than the declared one."""
         return Interruptions(self.M.number(), self.R.number(), tau or self.tau.number(), self.c.number())
 
-    def over_corners(self, compute: Wall, save: bool = True) -> list[float | None]:
-        """``compute`` at the ends of all ranges; step time stands in T0 and in tau, so these go together."""
-        steps = [(_end(self.T0, side), _end(self.tau, side)) for side in SIDES]
-        ends = itertools.product(steps, [_end(self.M, side) for side in SIDES], [_end(self.c, side) for side in SIDES])
-        return [compute(T0, Interruptions(M, self.R.number(), tau, c if save else 0.0)) for (T0, tau), M, c in ends]
+    @cached_property
+    def young(self) -> Quantity:
+        """To first order: it parts from Daly's where a save is not cheap against the time between failures."""
+        name, inputs = "young_checkpoint_interval", self.symbols("c M")
+        value, low, high = rising(young_interval_seconds, self.c, self.M)
+        return Quantity(name, value, "seconds", "sqrt(2 c M)", inputs, "Young 1974", low, high)
+
+    @cached_property
+    def best(self) -> Quantity:
+        return interval_quantity(self.c, self.M)
+
+    @cached_property
+    def daly(self) -> Quantity:
+        return _daly(self)
+
+    @cached_property
+    def wall(self) -> Quantity:
+        """How long the devices are held; where nobody knows how often they fail, that is the predicted work by its own name."""
+        return _wall_of_the_run(self) if self.applies and self.known else predicted_seconds(self.facts)
+
+    def at_ends(self, compute: Wall, save: bool = True) -> tuple[float | None, float | None]:
+        """``compute`` where everything is kind, and where nothing is.
+
+        A step's time stands in T0 and in tau, so these go together; fast steps, cheap saves and rare failures are the low end.
+        """
+        low, high = (
+            compute(self.T0.at(side), Interruptions(M, self.R.number(), self.tau.at(side), self.c.at(side) if save else 0.0))
+            for side, M in ((LOW, self.M.at("high")), (HIGH, self.M.at("low")))
+        )
+        return low, high
 
 
-SIDES = ("low", "high")
-
-
-def _end(quantity: Quantity, side: str) -> float:
-    bound = quantity.low if side == "low" else quantity.high
-    return quantity.number() if bound is None else bound
+LOW: Literal["low"] = "low"
+HIGH: Literal["high"] = "high"
 
 
 def checkpoint_interval(facts: PlanFacts) -> Quantity:
     """Seconds of training between two checkpoints, by time or by steps, as the deployment declares it."""
-    policy = facts.deployment.checkpoints
-    if policy.every is not None:
-        return Quantity("checkpoint_interval", policy.every, "seconds", "stated", {}, "the deployment: checkpoints.every")
-    tokens = policy.every_steps * facts.tokens.number() / facts.steps.number()
-    return facts.spent("checkpoint_interval", tokens, "steps x step time")
+    policy, name = facts.deployment.checkpoints, "checkpoint_interval"
+    if policy.every is None:
+        tokens = policy.every_steps * facts.tokens.number() / facts.steps.number()
+        return facts.spent(name, tokens, "steps x step time")
+    step, every, source = facts.main_step, policy.every, "the deployment: checkpoints.every"
+    if step is None or every >= step.at("high"):
+        return Quantity(name, every, "seconds", "stated", {}, source)
+    low, value, high = (max(every, each) for each in (step.at("low"), step.number(), step.at("high")))
+    formula = "max(every, step_seconds), none inside a step"
+    inputs: dict[str, Input] = {"every": every, "step_seconds": step}
+    return Quantity(name, value, "seconds", formula, inputs, f"{source} is shorter than a step", low, high)
 
 
-def failures_section(facts: PlanFacts) -> Section | None:
-    """None where no rate is stated and none can be assumed."""
+def failures_section(facts: PlanFacts) -> Section:
+    """Unknown where no rate is stated and none can be assumed."""
     symbols = FailureFacts(facts)
     if not symbols.applies:
-        return None
+        return Section("Failures", tuple(_unstated()))
     if not symbols.known:
         return Section("Failures", (symbols.M, symbols.R, unknown("expected_failures", "times", symbols.T0.formula)))
-    daly = _daly(symbols)
-    quantities = [symbols.M, symbols.R, _expected(symbols), _lost_first_order(symbols), daly]
-    if daly.value is not None:
-        quantities += [_over_wall(symbols, daly), _effective_share(symbols, daly)]
+    quantities = [symbols.M, symbols.R, _expected(symbols), _lost_first_order(symbols), symbols.daly]
+    if symbols.wall.value is not None:
+        quantities += [_over_wall(symbols), _effective_share(symbols)]
+    else:
+        inputs = symbols.symbols("M R tau c")
+        quantities.append(Quantity("end_with_failures", "never", "", FASTER_THAN_RECOVERY, inputs, "by Daly's wall time"))
     earned = earned_by_shrinking(symbols)
-    quantities += [*_intervals(symbols), *([earned] if earned is not None else [])]
-    return Section("Failures", tuple(quantities), (_formulas_table(symbols, daly), _intervals_table(symbols)), _notes(symbols))
+    quantities += [symbols.young, symbols.best, _fitting_save(symbols), *([earned] if earned is not None else [])]
+    return Section("Failures", tuple(quantities), (_formulas_table(symbols), _intervals_table(symbols)), _notes(symbols))
+
+
+def _unstated() -> Iterator[Quantity]:
+    missing = "needs failures.every or failures.per_device: nobody publishes how often such a device is interrupted"
+    units = {"mean_time_between_interruptions": "seconds", "expected_failures": "", "effective_training_share": "share"}
+    return (unknown(name, unit, missing) for name, unit in units.items())
 
 
 # --- counts and losses ------------------------------------------------------------------------------------------------
 
 
 def _expected(s: FailureFacts) -> Quantity:
-    low = _end(s.T0, "low") / _end(s.M, "high")
-    high = _end(s.T0, "high") / _end(s.M, "low")
+    low, high = s.T0.at("low") / s.M.at("high"), s.T0.at("high") / s.M.at("low")
     value = expected_failures(s.T0.number(), s.M.number())
     return Quantity("expected_failures", value, "", "T0 / M", s.symbols("T0 M"), "first order: over useful time", low, high)
 
 
-def _over_wall(s: FailureFacts, wall: Quantity) -> Quantity:
+def _over_wall(s: FailureFacts) -> Quantity:
     """What an operator will count; the wall time and M go together, so their ends do."""
+    wall = s.wall
     value = failures_over_wall(wall.number(), s.M.number())
-    low = None if wall.low is None else wall.low / _end(s.M, "high")
-    high = None if wall.high is None else wall.high / _end(s.M, "low")
+    low = None if wall.low is None else wall.low / s.M.at("high")
+    high = None if wall.high is None else wall.high / s.M.at("low")
     source = "over the time that passes: replay and restarts are interrupted too"
     return Quantity("interruptions_over_wall_time", value, "", "T / M", {"T": wall, "M": s.M}, source, low, high)
 
@@ -158,9 +197,10 @@ def _over_wall(s: FailureFacts, wall: Quantity) -> Quantity:
 def _lost_first_order(s: FailureFacts) -> Quantity:
     """What can be checked in one's head."""
     value = lost_seconds_first_order(s.T0.number(), s.interruptions())
-    corners = [corner or 0.0 for corner in s.over_corners(lost_seconds_first_order)]
     formula, inputs = "T0 / M x (tau / 2 + R)", s.symbols("T0 M tau R")
-    return Quantity("lost_to_failures_seconds", value, "seconds", formula, inputs, "first order", min(corners), max(corners))
+    return Quantity(
+        "lost_to_failures_seconds", value, "seconds", formula, inputs, "first order", *s.at_ends(lost_seconds_first_order)
+    )
 
 
 def _wall(s: FailureFacts, name: str, rule: tuple[Wall, str, str], save: bool = True) -> Quantity:
@@ -170,10 +210,8 @@ def _wall(s: FailureFacts, name: str, rule: tuple[Wall, str, str], save: bool = 
     value = compute(s.T0.number(), at if save else Interruptions(at.between, at.restart, at.interval))
     if value is None:
         return unknown(name, "seconds", FASTER_THAN_RECOVERY)
-    corners = [corner for corner in s.over_corners(compute, save=save) if corner is not None]
-    high = max(corners) if len(corners) == 8 else None
     inputs = s.symbols("T0 M tau R c" if save else "T0 M tau R")
-    return Quantity(name, value, "seconds", formula, inputs, source, min([*corners, value]), high)
+    return Quantity(name, value, "seconds", formula, inputs, source, *s.at_ends(compute, save=save))
 
 
 FIRST_ORDER = (wall_seconds_first_order, "T0 + T0 / M x (tau / 2 + R)", "first order, saves left out")
@@ -184,30 +222,50 @@ DALY = (wall_seconds_daly, "M e^(R/M) (e^((tau+c)/M) - 1) T0 / tau", "Daly 2006,
 
 
 def _daly(s: FailureFacts) -> Quantity:
-    """The plan's own answer: exact for failures at a constant rate; its range reaches to the self-consistent form."""
-    exact = _wall(s, "wall_seconds_with_failures", DALY)
+    """What the plan's own answer stands on: exact for a constant rate; its range reaches to the self-consistent form."""
+    exact = _wall(s, "wall_seconds_daly", DALY)
     other = wall_seconds_self_consistent(s.T0.number(), s.interruptions())
     if exact.value is None or exact.low is None or exact.high is None or other is None:
         return exact
     low, high = min(exact.low, other), max(exact.high, other)
     source = "Daly 2006; range: T0, M, tau, c, and the self-consistent formula"
-    return Quantity(exact.name, exact.value, "seconds", exact.formula, exact.inputs, source, low, high)
+    return replace(exact, source=source, low=low, high=high)
 
 
-def _effective_share(s: FailureFacts, wall: Quantity) -> Quantity:
-    value = s.T0.number() / wall.number()
-    inputs: dict[str, Input] = {"T0": s.T0, "T": wall}
-    return Quantity("effective_training_share", value, "share", "T0 / T", inputs, "by Daly's wall time")
+def _wall_of_the_run(s: FailureFacts) -> Quantity:
+    """Evaluations and digests are interrupted as often as training, and what was lost of them is done again."""
+    name, beside = "wall_seconds", beside_training(s.facts)
+    if s.daly.value is None:
+        return unknown(name, "seconds", s.daly.formula)
+    low, value, high = (
+        None if daly is None else daly * (1 + more / useful)
+        for daly, more, useful in (
+            (s.daly.low, beside.at("low"), s.T0.at("low")),
+            (s.daly.number(), beside.number(), s.T0.number()),
+            (s.daly.high, beside.at("high"), s.T0.at("high")),
+        )
+    )
+    inputs: dict[str, Input] = {"T": s.daly, "T0": s.T0, "E": beside}
+    source = "training, saves, evaluations, digests, failures; no start-up, no queue"
+    return Quantity(name, value, "seconds", "T (T0 + E) / T0", inputs, source, low, high)
 
 
-def _formulas_table(s: FailureFacts, daly: Quantity) -> Table:
+def _effective_share(s: FailureFacts) -> Quantity:
+    """Where the run takes longest, the smallest part of it is training."""
+    value = s.T0.number() / s.wall.number()
+    ends = [value, *(0.0 if bound is None else s.T0.at(side) / bound for side, bound in ((LOW, s.wall.low), (HIGH, s.wall.high)))]
+    inputs: dict[str, Input] = {"T0": s.T0, "T": s.wall}
+    return Quantity("effective_training_share", value, "share", "T0 / T", inputs, "by Daly's wall time", min(ends), max(ends))
+
+
+def _formulas_table(s: FailureFacts) -> Table:
     """Which number is which."""
     rows = [
         (_wall(s, "wall_seconds_first_order", FIRST_ORDER, save=False), "over useful time, saves left out: too low"),
         (_wall(s, "wall_seconds_self_consistent", SELF_CONSISTENT, save=False), "over wall time, at full price, saves left out"),
         (_wall(s, "wall_seconds_self_consistent_with_saves", WITH_SAVES), "over wall time, at full price each: a bit too high"),
         (_wall(s, "wall_seconds_safe_restarts", SAFE), "exact while restarts are never struck"),
-        (daly, "exact for a constant rate, restarts are struck too"),
+        (s.daly, "exact for a constant rate, restarts are struck too"),
     ]
     titles = ("first order", "self-consistent", "self-consistent with saves", "exact, safe restarts", "exact, Daly")
     cells = [_formula_row(s, title, *row) for title, row in zip(titles, rows, strict=True)]
@@ -224,16 +282,17 @@ def _formula_row(s: FailureFacts, title: str, wall: Quantity, counts: str) -> tu
 # --- intervals --------------------------------------------------------------------------------------------------------
 
 
-def _intervals(s: FailureFacts) -> list[Quantity]:
-    """Young's, Daly's, and the save that would make the declared interval the best."""
-    M, c = s.M, s.c
-    low, high = (young_interval_seconds(_end(c, side), _end(M, side)) for side in ("low", "high"))
-    inputs, value = s.symbols("c M"), young_interval_seconds(c.number(), M.number())
-    young = Quantity("young_checkpoint_interval", value, "seconds", "sqrt(2 c M)", inputs, "Young 1974", low, high)
-    fits = cost_for_which_young_says(s.tau.number(), M.number())
+def _fitting_save(s: FailureFacts) -> Quantity:
+    """The save that would make the declared interval the best."""
+    tau, M = s.tau, s.M
+    low, value, high = (
+        cost_for_which_young_says(*pair)
+        for pair in ((tau.at("low"), M.at("high")), (tau.number(), M.number()), (tau.at("high"), M.at("low")))
+    )
     source = "Young 1974, turned over: what a save would have to cost for the declared interval to be the best"
-    implied = Quantity("save_seconds_that_fit_the_interval", fits, "seconds", "tau^2 / (2 M)", s.symbols("tau M"), source)
-    return [young, interval_quantity(c, M), implied]
+    exact = not (tau.is_estimate or M.is_estimate)
+    ends = (None, None) if exact else (low, high)
+    return Quantity("save_seconds_that_fit_the_interval", value, "seconds", "tau^2 / (2 M)", s.symbols("tau M"), source, *ends)
 
 
 def _intervals_table(s: FailureFacts) -> Table:

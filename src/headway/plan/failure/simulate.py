@@ -10,26 +10,88 @@ evaluation finds it. Saves of stragglers and pauses lose nothing. The same seed 
 
     one tier, no detection, no nodes   Restarts.STRUCK: the mean is Daly's exact formula
                                        Restarts.SAFE: formulas.failures.wall_seconds_safe_restarts
+
+Time and memory are bounded: a run with very many events is put together from parts that are simulated side by side, and
+fewer such runs are simulated; where so much happens, runs differ little.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
+from headway.formulas.failures import Interruptions, wall_seconds_daly
 from headway.plan.failure.checkpoints import Flags, Floats, Ints, Piece, Shelf, Writes
-from headway.plan.failure.faults import Kind, Restarts, SimulatedRun
+from headway.plan.failure.faults import Kind, Restarts, SimulatedRun, Tier
 from headway.plan.failure.nodes import TICK, NodePool
 from headway.plan.failure.outcome import CATEGORIES, Outcome
 
 FINISH, STRIKE, PAUSE, FOUND, EVICT, RETURN = range(6)
 
 
+MOST_EVENTS = 1_200_000
+"""Of all runs together: a second or two of one core."""
+PART_EVENTS = 2_000
+"""A run with twice as many is simulated in parts. Each begins with all nodes and a fresh checkpoint: that is wrong once in so
+many events."""
+LEAST_RUNS = 20
+
+
 def simulate(run: SimulatedRun, *, runs: int = 1000, seed: int = 0) -> Outcome:
-    """``runs`` independent histories of ``run``."""
-    many = _Runs(run, runs, seed)
+    """``runs`` independent histories of ``run``; fewer where more than ``MOST_EVENTS`` would happen in them."""
+    events = likely_events(run)
+    runs = min(runs, max(LEAST_RUNS, int(MOST_EVENTS / max(events, 1.0))))
+    parts = max(1, int(events / PART_EVENTS))
+    part = replace(run, useful_seconds=run.useful_seconds / parts)
+    many = _Runs(part, runs * parts, seed)
     while many.advance():
         pass
-    return many.outcome()
+    return joined(many.outcome(), run, parts)
+
+
+def likely_events(run: SimulatedRun) -> float:
+    """Of one history: faults over the wall time that is likely, nodes that a shrunken run takes back, and planned pauses."""
+    wall = min(likely_seconds(run, run.tiers[-1]), run.give_up_after * run.useful_seconds)
+    per_fault = 1 if run.nodes.shrunken_pace is None else 2
+    return per_fault * wall / run.between_seconds + sum(wall / pause.every_seconds for pause in run.pauses)
+
+
+def likely_seconds(run: SimulatedRun, tier: Tier) -> float:
+    """Daly's exact formula with checkpoints in ``tier`` alone, and every fault found at once; inf: practically never."""
+    if np.isinf(run.between_seconds):
+        return run.useful_seconds
+    restart = run.restart_seconds + tier.restore_seconds
+    at = Interruptions(run.between_seconds, restart, tier.every_seconds, tier.save_seconds)
+    return wall_seconds_daly(run.useful_seconds, at) or np.inf
+
+
+def is_hopeless(run: SimulatedRun) -> bool:
+    """Whether by Daly's formula the run is given up, if every fault left the checkpoints of the best tier and a restart were as
+    short as any: no history need be simulated to know."""
+    restart = run.restart_seconds if run.nodes.shrunken_pace is None else 0.0
+    best = replace(run, restart_seconds=restart)
+    return min(likely_seconds(best, tier) for tier in run.tiers) > run.give_up_after * run.useful_seconds
+
+
+def joined(outcome: Outcome, run: SimulatedRun, parts: int) -> Outcome:
+    """Runs that consist of ``parts`` runs of ``outcome`` each: times and counts add up, and all parts have to end."""
+    if parts == 1:
+        return outcome
+
+    def add(values: np.ndarray) -> np.ndarray:
+        return values.reshape(*values.shape[:-1], -1, parts).sum(axis=-1)
+
+    return Outcome(
+        run=run,
+        wall_seconds=add(outcome.wall_seconds),
+        finished=np.logical_and.reduce(outcome.finished.reshape(-1, parts), axis=-1),
+        spent={name: add(seconds) for name, seconds in outcome.spent.items()},
+        stops={name: add(count) for name, count in outcome.stops.items()},
+        restores=add(outcome.restores),
+        shrinks=add(outcome.shrinks),
+        parts=parts,
+    )
 
 
 class _Runs:

@@ -13,11 +13,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from headway.base.units import format_seconds
-from headway.formulas.quantity import Quantity
+from headway.formulas.quantity import Input, Quantity
 from headway.plan.facts import PlanFacts
 from headway.plan.failure.faults import (
-    PUBLISHED_SOURCE,
     SILENT_FOUND_SECONDS,
+    SWITCH_NODES,
     FaultClass,
     Kind,
     Nodes,
@@ -26,10 +26,11 @@ from headway.plan.failure.faults import (
     Tier,
     contradictions,
     published_faults,
+    shares_source,
 )
 from headway.plan.failure.outcome import CATEGORIES, Distribution, Outcome
 from headway.plan.failure.section import FailureFacts, shrunken_pace
-from headway.plan.failure.simulate import simulate
+from headway.plan.failure.simulate import is_hopeless, simulate
 from headway.plan.failure.survival import Shrinking, restores_table, shrinking_quantities, shrinking_table
 from headway.plan.plan import Cell, Column, Section, Table
 from headway.recipe.deployment import ALL_FAULTS
@@ -43,13 +44,28 @@ def simulation_section(facts: PlanFacts, runs: int = 1000, seed: int = 0) -> Sec
     symbols = FailureFacts(facts)
     if not symbols.applies or not symbols.known:
         return None
-    outcome = simulate(simulated_run(symbols), runs=runs, seed=seed)
+    run = simulated_run(symbols)
+    if is_hopeless(run):
+        return _never(symbols, run)
+    outcome = simulate(run, runs=runs, seed=seed)
     quantities = _quantities(outcome, seed)
     tables: tuple[Table, ...] = (_distributions(outcome), _times(outcome), restores_table(outcome))
     if symbols.facts.deployment.failures.elastic is not None:
         pair = Shrinking(outcome, simulate(waiting(outcome.run), runs=runs, seed=seed + 1), symbols)
         quantities, tables = (*quantities, *shrinking_quantities(pair)), (*tables, shrinking_table(pair))
-    return Section("Simulated run", quantities, tables, _notes(symbols, outcome))
+    few = f"{outcome.runs:,} runs instead of {runs:,}: so many faults strike each that they differ little."
+    notes = (*([few] if outcome.runs < runs else []), *_notes(symbols, outcome))
+    return Section("Simulated run", quantities, tables, notes)
+
+
+def _never(symbols: FailureFacts, run: SimulatedRun) -> Section:
+    """What the closed form says at once. Nothing is simulated."""
+    formula = "1: by Daly's formula longer than give_up x T0, even if every fault left the newest checkpoint"
+    inputs: dict[str, Input] = {**symbols.symbols("T0 M tau R c"), "give_up": run.give_up_after}
+    share = Quantity("simulated_unfinished_share", 1.0, "share", formula, inputs, "Daly 2006, equation 13")
+    return Section(
+        "Simulated run", (share,), (), ("Practically never done: faults come faster than work is saved. Not simulated.",)
+    )
 
 
 def simulated_run(symbols: FailureFacts) -> SimulatedRun:
@@ -197,7 +213,10 @@ def _times(outcome: Outcome) -> Table:
 def _notes(symbols: FailureFacts, outcome: Outcome) -> tuple[str, ...]:
     failures = symbols.facts.deployment.failures
     classes = ", ".join(f"{fault.name} {100 * fault.share:.3g} %" for fault in outcome.run.faults)
-    notes = [f"Classes of faults: {classes} (shares of {PUBLISHED_SOURCE}).", *contradictions()]
+    device = symbols.facts.deployment
+    shares = shares_source(device.chip.name if device.chip else device.accelerator.kind)
+    taken = f"a switch takes {SWITCH_NODES} nodes, assumed"
+    notes = [f"Classes of faults: {classes} (shares of {shares}; {taken}).", *contradictions()]
     if failures.repair is None and not failures.spares:
         notes.append("No repair time and no stand-bys are stated: a lost node is replaced within the restart.")
     elif failures.repair is None:

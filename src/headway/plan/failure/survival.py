@@ -14,6 +14,7 @@ from headway.plan.failure.faults import Tier
 from headway.plan.failure.outcome import Outcome
 from headway.plan.failure.section import FailureFacts, earned_by_shrinking
 from headway.plan.plan import Cell, Column, Table
+from headway.plan.ranges import product
 
 STANDARD_ERRORS = 2.0
 """Width of a range that only says what other seeds would give."""
@@ -54,8 +55,11 @@ class Shrinking:
 
 def shrinking_quantities(pair: Shrinking) -> tuple[Quantity, ...]:
     """What it gained as simulated, how often it was done, and what the formula gives for that many repairs."""
+    counts = pair.shrinks.shrinks
+    value, error = float(counts.mean()), STANDARD_ERRORS * float(counts.std()) / math.sqrt(len(counts))
+    source = "simulation, two standard errors"
     times = Quantity(
-        "simulated_times_shrunk", float(pair.shrinks.shrinks.mean()), "", "mean over simulated runs", {}, "simulation"
+        "simulated_times_shrunk", value, "", "mean over simulated runs", {}, source, max(0.0, value - error), value + error
     )
     return (times, _gain(pair), *_by_formula(pair, times))
 
@@ -77,10 +81,9 @@ def _by_formula(pair: Shrinking, times: Quantity) -> tuple[Quantity, ...]:
     earned = earned_by_shrinking(pair.symbols)
     if earned is None:
         return ()
-    value = times.number() * earned.number()
-    formula, inputs = "n x e: each repair earns r max(0, R - d)", {"n": times, "e": earned}
-    source = "mission text 002: one node missing at a time, growing back not charged"
-    return (earned, Quantity("gain_of_shrinking_by_formula", value, "seconds", formula, inputs, source))
+    formula, factors = "n x e: each repair earns r max(0, R - d)", {"n": times, "e": earned}
+    source = "docs/sources.md: the run-design worksheet, elasticity; one node missing at a time, growing back not charged"
+    return (earned, product("gain_of_shrinking_by_formula", "seconds", formula, factors, source=source))
 
 
 SPENT = ("waiting", "reconfiguration", "degraded", "restart")

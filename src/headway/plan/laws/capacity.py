@@ -16,7 +16,15 @@ from dataclasses import dataclass
 from headway.base.errors import ConfigError
 from headway.formulas.quantity import Input, Quantity, unknown
 from headway.plan.facts import PlanFacts
-from headway.plan.laws.forecast import in_reach, loss_by_law, out_of_reach, run_flops, run_parameters, seen_tokens
+from headway.plan.laws.forecast import (
+    in_reach,
+    loss_by_law,
+    out_of_reach,
+    run_exposure,
+    run_flops,
+    run_parameters,
+    seen_tokens,
+)
 from headway.plan.laws.repetition import effective_tokens as effective_tokens
 from headway.plan.laws.repetition import exposures, most_effective_tokens, run_effective_tokens
 from headway.plan.laws.scaling_laws import Allocation, ScalingLaw, Span, SumLaw, iso_compute_pairs
@@ -55,9 +63,9 @@ class Lifecycle:
         return self.training_flops + self.serving_flops
 
 
-def tokens_per_parameter(tokens: float, active_parameters: float) -> float:
-    """Exposure. Of a mixture of experts the active parameters count: 30 T on 35 B active are 857."""
-    return tokens / active_parameters
+def tokens_per_parameter(tokens: float, parameters: float) -> float:
+    """Exposure. Of a mixture of experts it is usually told of the active parameters: 30 T on 35 B active are 857."""
+    return tokens / parameters
 
 
 def cheapest(loss: float, served_tokens: float, law: SumLaw) -> Lifecycle:
@@ -99,10 +107,7 @@ def optimum_span(laws: Sequence[ScalingLaw], flops: float) -> Span:
 def capacity_section(facts: PlanFacts) -> Section:
     """Exposure always; what the compute could do otherwise where the laws reach down to it."""
     parameters = run_parameters(facts)
-    ratio = tokens_per_parameter(facts.tokens.number(), parameters.number())
-    inputs: dict[str, Input] = {"tokens": facts.tokens, "N": parameters}
-    exposure = Quantity("tokens_per_active_parameter", ratio, "", "tokens / N, of experts those that a token passes", inputs)
-    quantities = [parameters, exposure, *repetition_quantities(facts)]
+    quantities = [parameters, run_exposure(facts), *expert_exposures(facts), *repetition_quantities(facts)]
     tables = [repetition_table(facts)] if any(entry.unique is not None for entry in exposures(facts)) else []
     if not in_reach(facts):
         return Section("Capacity and exposure", tuple(quantities), tuple(tables), (out_of_reach(facts),))
@@ -110,6 +115,19 @@ def capacity_section(facts: PlanFacts) -> Section:
     quantities += [flops, *optimum_quantities(flops), overspent(facts), lifecycle_quantity(parameters, facts.tokens)]
     tables = [iso_compute_table(parameters, flops), optimum_table(flops), lifecycle_table(parameters, facts.tokens), *tables]
     return Section("Capacity and exposure", tuple(quantities), tuple(tables), (FAR,))
+
+
+def expert_exposures(facts: PlanFacts) -> list[Quantity]:
+    """Of a mixture of experts the denominator decides: what a token passes, or all that is stored. Of others both are one."""
+    if facts.spec.model.experts is None:
+        return []
+    made = []
+    for kind in ("active", "stored"):
+        parameters = facts.parameters[kind]
+        ratio = tokens_per_parameter(facts.tokens.number(), parameters.number())
+        inputs: dict[str, Input] = {"tokens": facts.tokens, "parameters": parameters}
+        made.append(Quantity(f"tokens_per_{kind}_parameter", ratio, "", f"tokens / {kind} parameters", inputs, "exact counts"))
+    return made
 
 
 def optimum_quantities(flops: Quantity) -> list[Quantity]:
@@ -205,7 +223,7 @@ def repetition_quantities(facts: PlanFacts) -> list[Quantity]:
     parameters = run_parameters(facts)
     fresh, seen = loss_by_law(REFIT, parameters, facts.tokens), loss_by_law(REFIT, parameters, seen_tokens(facts))
     inputs: dict[str, Input] = {"D": facts.tokens, "D'": worth, "B": REFIT.b, "beta": REFIT.beta}
-    low, high = (REFIT.token_term(d) - REFIT.token_term(facts.tokens.number()) for d in (worth.high, worth.low) if d)
+    low, high = (REFIT.token_term(d) - REFIT.token_term(facts.tokens.number()) for d in (worth.at("high"), worth.at("low")))
     value, words = seen.number() - fresh.number(), "B / D'^beta - B / D^beta; by the refit"
     return [worth, Quantity("loss_of_repetition", value, "nats/token", words, inputs, worth.source, min(low, value), high)]
 

@@ -23,7 +23,7 @@ from headway.recipe.spec import ModelSpec
 
 SHORT, LONG = 8_192, 131_072
 """Lengths that every plan is compared at, whatever its own."""
-SOURCE = "formulas.flops: matrices 6 P, attention by convention"
+SOURCE = "matrices 6 P, attention by convention"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,10 +106,10 @@ def tokens_by_length(facts: PlanFacts) -> dict[int, float]:
 def context_section(facts: PlanFacts) -> Section:
     model = facts.spec.model
     cost = model_cost(model, tokens_by_length(facts), Convention.CAUSAL)
-    by_length: dict[str, Input] = {"tokens": facts.tokens, "a": cost.parts[0].base}
-    for part in cost.parts:
-        by_length |= {f"q at {part.length}": part.share, f"b L at {part.length}": part.attention}
-    staged = Quantity("context_flops_per_token", cost.staged, "FLOP/token", "sum q (a + b L), causal", by_length, SOURCE)
+    flops = facts.total_flops(Convention.CAUSAL)
+    whole: dict[str, Input] = {"flops": flops, "tokens": facts.tokens}
+    mean = flops.number() / facts.tokens.number()
+    staged = Quantity("context_flops_per_token", mean, "FLOP/token", "flops / tokens; causal", whole, SOURCE)
     longest = cost.parts[-1]
     inputs: dict[str, Input] = {"a": longest.base, "b": longest.attention / longest.length, "L": longest.length}
     words = "a + b L; every token at the longest length, causal"

@@ -31,6 +31,14 @@ def run_parameters(facts: PlanFacts) -> Quantity:
     return facts.parameters["in_6n"]
 
 
+def run_exposure(facts: PlanFacts) -> Quantity:
+    """Tokens per parameter, by N of 6 N D."""
+    parameters = run_parameters(facts)
+    inputs: dict[str, Input] = {"tokens": facts.tokens, "N": parameters}
+    ratio = facts.tokens.number() / parameters.number()
+    return Quantity("tokens_per_parameter", ratio, "", "tokens / N", inputs, "N as in 6 N D")
+
+
 def run_flops(facts: PlanFacts) -> Quantity:
     """6 N D of the whole run: the compute that scaling laws speak of."""
     return facts.total_flops(Convention.SIX_N)
@@ -53,18 +61,13 @@ def predicted_loss(tokens: float, parameters: float, law: LossLaw = REFIT) -> fl
     return law.loss(parameters, tokens)
 
 
-def predicted_curve(tokens: Sequence[float], parameters: float, law: LossLaw = REFIT) -> list[float]:
-    """``predicted_loss`` at each of ``tokens``: what an alarm on loss above prediction compares with."""
-    return [predicted_loss(count, parameters, law) for count in tokens]
-
-
 def seen_tokens(facts: PlanFacts) -> Quantity:
     """D of the laws: repeated tokens at what they are worth, where the sizes of the sources are known."""
     return run_effective_tokens(facts) or facts.tokens
 
 
 def loss_by_law(law: SumLaw, parameters: Quantity, tokens: Quantity) -> Quantity:
-    """One set's answer, with its own interval where one was published."""
+    """One set's answer, with its own interval where one was published, and that of what repeated tokens are worth."""
     n, d = parameters.number(), tokens.number()
     inputs: dict[str, Input] = {
         "N": parameters,
@@ -76,7 +79,9 @@ def loss_by_law(law: SumLaw, parameters: Quantity, tokens: Quantity) -> Quantity
         "beta": law.beta,
     }
     name, source = f"forecast_loss_{law.name}", f"{law.source}; {law.data}; interval: {law.interval}"
-    return Quantity(name, law.loss(n, d), NATS, LOSS_FORMULA, inputs, source, *_ends(law, n, d))
+    low, high = law.loss_span(n, tokens.at("high")).low, law.loss_span(n, tokens.at("low")).high
+    ends = (low, high) if low < high else (None, None)
+    return Quantity(name, law.loss(n, d), NATS, LOSS_FORMULA, inputs, source, *ends)
 
 
 def _ends(law: LossLaw, parameters: float, tokens: float) -> tuple[float, float] | tuple[None, None]:
@@ -97,8 +102,8 @@ def forecast_quantities(facts: PlanFacts) -> tuple[Quantity, ...]:
 def _band(by_law: Sequence[Quantity]) -> Quantity:
     """The refit in the middle: the one set whose fit is documented well enough to have honest errors."""
     middle = next(q for q in by_law if q.name == f"forecast_loss_{REFIT.name}")
-    low = WEB_SPREAD[0] * min(q.low or q.number() for q in by_law)
-    high = WEB_SPREAD[1] * max(q.high or q.number() for q in by_law)
+    low = WEB_SPREAD[0] * min(q.at("low") for q in by_law)
+    high = WEB_SPREAD[1] * max(q.at("high") for q in by_law)
     formula = f"refit; from {WEB_SPREAD[0]:g} x the lowest to {WEB_SPREAD[1]:g} x the highest over all sets"
     inputs: dict[str, Input] = {q.name.removeprefix("forecast_loss_"): q for q in by_law}
     return Quantity("forecast_loss", middle.value, NATS, formula, inputs, OF_FITTED_DATA, low, high)

@@ -21,6 +21,7 @@ from headway.formulas.quantity import Input, Quantity, show_number, unknown
 from headway.plan.facts import PlanFacts
 from headway.plan.laws.forecast import forecast_quantities, run_parameters
 from headway.plan.plan import Column, Risk, Section, Table
+from headway.recipe.schedules import spans
 
 DEEPSEEK_RATE = (0.3118, -0.1250)
 DEEPSEEK_BATCH = (0.2920, 0.3271)
@@ -94,7 +95,7 @@ def law_parameters(facts: PlanFacts) -> Quantity:
     value = count.active - (count.total - count.non_embedding)
     inputs: dict[str, Input] = {"non-embedding": facts.parameters["non_embedding"]}
     return Quantity(
-        "law_parameters", value, "parameters", "that a token passes, without embeddings and head", inputs, "recipe.roles"
+        "law_parameters", value, "parameters", "that a token passes, without embeddings and head", inputs, "the model, by role"
     )
 
 
@@ -103,7 +104,7 @@ def law_flops(facts: PlanFacts, parameters: Quantity) -> Quantity:
     inputs: dict[str, Input] = {"N": parameters, "D": facts.tokens}
     per_token, words = 6.0 * parameters.number(), "6 N D"
     if facts.spec.model.nominal_parameters is None:
-        attention = attention_flops_per_token(facts.spec.model, facts.mean_context, Convention.FULL)
+        attention = attention_flops_per_token(facts.spec.model, facts.mean_sequence_length, Convention.FULL)
         per_token, words, inputs = per_token + attention, "(6 N + a) D; a: attention, full square", inputs | {"a": attention}
     return Quantity("law_flops", per_token * facts.tokens.number(), "FLOP", words, inputs, DEEPSEEK_SOURCE)
 
@@ -112,10 +113,9 @@ def main_batch_tokens(facts: PlanFacts) -> Quantity:
     """The batch that trains the most tokens."""
     by_batch: dict[int, int] = {}
     for stage in facts.spec.stages:
-        ends = [phase.first_sequence for phase in stage.phases[1:]] + [stage.sequences]
-        for phase, end in zip(stage.phases, ends, strict=True):
-            batch = phase.batch_sequences * stage.sequence_length
-            by_batch[batch] = by_batch.get(batch, 0) + (end - phase.first_sequence) * stage.sequence_length
+        for span in spans(stage):
+            batch = span.batch_sequences * stage.sequence_length
+            by_batch[batch] = by_batch.get(batch, 0) + span.sequences * stage.sequence_length
     value = max(by_batch, key=lambda batch: by_batch[batch])
     return Quantity("main_batch", value, "tokens", "the batch that trains the most tokens", {}, "recipe: stages")
 
@@ -140,29 +140,36 @@ def _laws(facts: PlanFacts) -> tuple[dict[str, Quantity], dict[str, Quantity]]:
     return rates, batches
 
 
-def _band(name: str, laws: Mapping[str, Quantity]) -> Quantity:
-    """The hull of the laws. Its value is the words of both ends: no law is better than the others here."""
+@dataclass(frozen=True, kw_only=True)
+class Band:
+    """The hull of the laws: ``shown`` are the words of both ends, because no law is better than the others here."""
+
+    shown: Quantity
+    low: float
+    high: float
+
+
+def _band(name: str, laws: Mapping[str, Quantity]) -> Band:
     values, unit = [q.number() for q in laws.values()], next(iter(laws.values())).unit
     low, high = min(values), max(values)
     words = f"{_plain(low, unit)} to {_plain(high, unit)}" + ("" if unit == "rate" else f" {unit}")
     source = "published laws outside the range that they were fitted on: a place to begin a sweep"
-    return Quantity(name, words, unit, f"lowest and highest of {', '.join(laws)}", dict(laws), source, low, high)
+    shown = Quantity(name, words, unit, f"lowest and highest of {', '.join(laws)}", dict(laws), source)
+    return Band(shown=shown, low=low, high=high)
 
 
 def _plain(value: float, unit: str) -> str:
     return show_number(float(f"{value:.3g}"), unit).removesuffix(f" {unit}")
 
 
-def _against(name: str, own: Quantity, band: Quantity) -> Quantity:
+def _against(name: str, own: Quantity, band: Band) -> Quantity:
     """How many times below or above the band: 1 inside."""
-    assert band.low is not None
-    assert band.high is not None
     value = max(1.0, band.low / own.number(), own.number() / band.high)
-    inputs: dict[str, Input] = {"own": own, "low": band.low, "high": band.high, "band": band}
+    inputs: dict[str, Input] = {"own": own, "low": band.low, "high": band.high, "band": band.shown}
     return Quantity(name, value, "times", "max(low / own, own / high, 1); 1 inside the band", inputs, "")
 
 
-def _bands(facts: PlanFacts) -> tuple[tuple[Quantity, Quantity], tuple[Quantity, Quantity]]:
+def _bands(facts: PlanFacts) -> tuple[tuple[Quantity, Band], tuple[Quantity, Band]]:
     """(the recipe's rate, its band), (the recipe's batch, its band)."""
     rates, batches = _laws(facts)
     peak = Quantity("peak_rate", facts.spec.optimizer.peak_rate, "rate", "chosen", {}, "recipe: optimizer")
@@ -172,10 +179,10 @@ def _bands(facts: PlanFacts) -> tuple[tuple[Quantity, Quantity], tuple[Quantity,
 def hyperparameters_section(facts: PlanFacts) -> Section:
     (peak, rates), (batch, batches) = _bands(facts)
     quantities = [
-        rates,
+        rates.shown,
         _against("peak_rate_beyond_band", peak, rates),
         batch,
-        batches,
+        batches.shown,
         _against("batch_beyond_band", batch, batches),
     ]
     critical = critical_batch(facts)
@@ -189,17 +196,17 @@ def hyperparameters_section(facts: PlanFacts) -> Section:
 def critical_batch(facts: PlanFacts) -> Quantity:
     """At the loss that the run should end at; over the range of that forecast."""
     loss = forecast_quantities(facts)[0]
-    if loss.value is None or loss.low is None or loss.high is None:
+    if loss.value is None:
         return unknown("critical_batch", "tokens", loss.formula)
-    value, low, high = (critical_batch_tokens(nats) for nats in (loss.number(), loss.high, loss.low))
+    value, low, high = (critical_batch_tokens(nats) for nats in (loss.number(), loss.at("high"), loss.at("low")))
     return Quantity("critical_batch", value, "tokens", "2.1e8 / L^(1 / .21)", {"L": loss}, CRITICAL_SOURCE, low, high)
 
 
-def _law_table(peak: Quantity, rates: Quantity, batch: Quantity, batches: Quantity) -> Table:
+def _law_table(peak: Quantity, rates: Band, batch: Quantity, batches: Band) -> Table:
     """Each law beside the recipe's own values."""
     rows: list[tuple[str, float | Quantity, float | Quantity, str]] = []
-    for law, rate in rates.inputs.items():
-        size = batches.inputs[law]
+    for law, rate in rates.shown.inputs.items():
+        size = batches.shown.inputs[law]
         assert isinstance(rate, Quantity)
         assert isinstance(size, Quantity)
         rows.append((law, rate, size, rate.source))
@@ -227,11 +234,10 @@ def outside_bands(facts: PlanFacts) -> Iterator[Risk]:
     for what, (own, band) in zip(("peak rate", "batch size"), _bands(facts), strict=True):
         factor = _against("factor", own, band).number()
         if factor >= OUTSIDE and not math.isclose(factor, 1.0):
-            assert band.low is not None
             side = "below" if own.number() < band.low else "above"
             yield Risk(
                 f"{what} {side} every published law",
                 "a rate far too high diverges, one far too low wastes tokens; a batch far too large wastes tokens, one far too "
                 "small wastes steps: sweep it on a small model first",
-                f"{own.shown()} where the laws say {band.shown()}: {factor:.2g} times {side}",
+                f"{own.shown()} where the laws say {band.shown.shown()}: {factor:.2g} times {side}",
             )

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from headway.base.errors import ConfigError, Problem
+from headway.base.errors import ConfigError
 from headway.formulas.quantity import Quantity
 from headway.plan.facts import PlanFacts
 from headway.recipe.spec import QUANTA, SourceSpec
@@ -23,8 +23,6 @@ REPETITION_SCALE = 15.387756
 """R* of data, fitted with R* of parameters 5.309743. Muennighoff et al. 2023, arXiv 2305.16264, appendix A."""
 REPETITION_SCALE_ALONE = 2.9157
 """R* where only data decay: the same paper's comparison of fits, which prefers the other by R^2 .77 against .74."""
-SLACK = 1e-3
-"""Whole batches round a stage up, and shares are in 65,536ths: so much above a cap is no decision of anybody."""
 SOURCE = "Muennighoff et al. 2023, arXiv 2305.16264: R* 15.39; 2.92 where only the value of data decays"
 
 
@@ -83,21 +81,6 @@ def exposures(facts: PlanFacts) -> list[Exposure]:
         unique = unique_tokens(source)
         entries.append(Exposure(source=source.name, tokens=tokens, unique=unique, cap_epochs=source.cap_epochs))
     return entries
-
-
-def refuse_beyond_inventory(facts: PlanFacts) -> None:
-    """ConfigError with every source that the run reads more of than inventory and cap allow."""
-    problems = [
-        Problem(
-            f"source {entry.source!r} is read for {entry.tokens:.4g} tokens",
-            f"it has {entry.unique:.4g} unique ones and cap_epochs {entry.cap_epochs:g}: at most {entry.most_tokens:.4g}",
-            "give it less weight, train on fewer tokens, raise cap_epochs, or find more data",
-        )
-        for entry in exposures(facts)
-        if entry.most_tokens is not None and entry.tokens > entry.most_tokens * (1 + SLACK)
-    ]
-    if problems:
-        raise ConfigError(problems)
 
 
 def run_effective_tokens(facts: PlanFacts) -> Quantity | None:

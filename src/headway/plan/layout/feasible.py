@@ -18,11 +18,12 @@ from fractions import Fraction
 from headway.base.errors import ConfigError, Problem
 from headway.formulas.quantity import Quantity
 from headway.plan.step.shares import blocks, busiest_blocks, model_parts, most_chunks
+from headway.plan.work import SIZES as MESH_SIZES
 from headway.plan.work import Cluster, Layout, Pipeline, Work
+from headway.recipe.deployment import AXES
 
-AXES = ("tp", "cp", "pp", "dp_replicate", "dp_shard")
-"""Whose product is the number of devices."""
-SIZES = (*AXES, "ep", "virtual", "micro_batch")
+SIZES = (*MESH_SIZES, "micro_batch")
+SEQUENCES_RULE = "every replica has at least one sequence"
 PRODUCT_RULE = "pp x dp_replicate x dp_shard x cp x tp is the number of chips (ep lies over dp_shard x cp: not counted)"
 
 
@@ -73,7 +74,7 @@ def product_problem(layout: Layout, chips: int) -> Problem | None:
     more, times = ("more", factor) if factor > 1 else ("fewer", 1 / factor)
     mends = [f"{axis} {int(getattr(layout, axis) * factor)}" for axis in _mendable(layout, factor)]
     way_out = f"{' or '.join(mends)} would mend it" if mends else "no single axis mends it"
-    sizes = " x ".join(f"{axis} {getattr(layout, axis)}" for axis in ("pp", "dp_replicate", "dp_shard", "cp", "tp"))
+    sizes = " x ".join(f"{axis} {getattr(layout, axis)}" for axis in AXES)
     shown = f"{times}" if times.denominator == 1 else f"{float(times):.3g}"
     seen = f"the layout has {layout.world:,} devices ({sizes}), the cluster {chips:,} chips: {shown} times {more}"
     return Problem(seen, PRODUCT_RULE, way_out)
@@ -81,8 +82,9 @@ def product_problem(layout: Layout, chips: int) -> Problem | None:
 
 def _mendable(layout: Layout, factor: Fraction) -> list[str]:
     """Axes that stay whole times ``factor``; data parallelism first, since it changes nothing else."""
-    order = ("dp_shard", "dp_replicate", "pp", "cp", "tp") if layout.dp_shard >= layout.dp_replicate else ("dp_replicate", *AXES)
-    whole = [axis for axis in dict.fromkeys(order) if (getattr(layout, axis) * factor).denominator == 1]
+    larger = "dp_shard" if layout.dp_shard >= layout.dp_replicate else "dp_replicate"
+    order = sorted(AXES, key=lambda axis: (axis != larger, not axis.startswith("dp")))
+    whole = [axis for axis in order if (getattr(layout, axis) * factor).denominator == 1]
     return [axis for axis in whole if getattr(layout, axis) > 1 or (factor > 1 and axis.startswith("dp"))]
 
 
@@ -170,12 +172,17 @@ def _sequence(work: Work, layout: Layout) -> Problem | None:
 def _batch(work: Work, layout: Layout) -> Problem | None:
     share = -(-work.batch // layout.dp)
     if layout.dp > work.batch:
-        seen = f"{layout.dp:,} replicas for a batch of {work.batch:,} sequences"
-        return Problem(seen, "every replica has at least one sequence", "fewer replicas: more tp, pp or cp, or a larger batch")
+        return few_sequences(work.batch, layout.dp)
     if layout.micro_batch <= share:
         return None
     seen = f"micro-batch {layout.micro_batch} where a replica has {share} of {work.batch:,} sequences (dp {layout.dp})"
     return Problem(seen, "a micro-batch is a part of the replica's share", f"micro-batch {share} or less")
+
+
+def few_sequences(batch: int, replicas: int) -> Problem:
+    """``replicas`` for a smaller ``batch``."""
+    seen = f"{replicas:,} replicas for a batch of {batch:,} sequences"
+    return Problem(seen, SEQUENCES_RULE, "fewer replicas: more tp, pp or cp, or a larger batch")
 
 
 def _zero(work: Work, layout: Layout) -> Problem | None:

@@ -1,6 +1,6 @@
 """How each training stage is laid out: what the deployment declares, or what the search found; step time, MFU, waste.
 
---layout "tp=8,pp=16"    parse_layout: fields of a Layout, replicas fill the cluster unless they are given
+--layout "tp=8,pp=16"    parse_layout: fields of a Layout, dp_shard fills the cluster unless it is given
 no layout at all         the search's choice, with the runner-ups and why the others lose
 """
 
@@ -11,14 +11,18 @@ from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
 from headway.base.errors import ConfigError
+from headway.base.units import format_seconds
+from headway.formulas.chips import dense_peak
 from headway.formulas.flops import Convention, flops_per_token
 from headway.formulas.quantity import Input, Quantity
 from headway.plan.layout.feasible import warnings
-from headway.plan.layout.search import SearchResult, search_stage
+from headway.plan.layout.fewer import as_fast_with_fewer, work_share
+from headway.plan.layout.ranking import SearchResult, causal_mfu
+from headway.plan.layout.search import search_stage, searched_for
 from headway.plan.layout.sheet import communication_sheet
 from headway.plan.plan import Column, Section, Table
 from headway.plan.rates import Predicted, plain, predicted_pace
-from headway.plan.work import Layout
+from headway.plan.work import Layout, Work
 from headway.recipe.checks import nearest_hint
 
 if TYPE_CHECKING:
@@ -28,6 +32,7 @@ RUNNER_UPS = 5
 """Rows of the table of ranked layouts."""
 SHORT = {"dp": "dp_shard", "shard": "dp_shard", "replicate": "dp_replicate", "vp": "virtual", "mb": "micro_batch"}
 """Other names that people use on the command line."""
+LONGEST_SIZE = 12  # digits
 
 
 def layout_section(facts: PlanFacts) -> Section | None:
@@ -38,7 +43,7 @@ def layout_section(facts: PlanFacts) -> Section | None:
     for one in _largest_phases(facts):
         quantities += [_layout_quantity(facts, one), *_speed(one)]
     quantities += _wastes(facts)
-    return Section("Layout", tuple(quantities), tuple(_tables(facts)))
+    return Section("Layout", tuple(quantities), tuple(_tables(facts)), tuple(_too_many_devices(facts)))
 
 
 def communication_section(facts: PlanFacts) -> Section | None:
@@ -58,6 +63,17 @@ def is_searched(facts: PlanFacts) -> bool:
     return not facts.deployment.layouts and facts.deployment.world > 1
 
 
+def _too_many_devices(facts: PlanFacts) -> Iterator[str]:
+    """Where a search over fewer devices finds a step that is no slower."""
+    for one in _largest_phases(facts) if is_searched(facts) else ():
+        work, smaller = searched_for(facts.spec, one.phase.stage, facts.deployment)
+        fewer = as_fast_with_fewer(work, one.cluster, smaller, one.time)
+        if fewer is not None:
+            share = f"{100 * work_share(one.time):.0f} % of the step of {one.cluster.chips:,} devices is work"
+            steps = f"{format_seconds(fewer[1].seconds)} a step against {format_seconds(one.time.seconds)}"
+            yield f"{one.phase.stage.name}: {fewer[0]:,} devices would be as fast ({steps}): only {share}, the rest is waiting."
+
+
 def _layout_quantity(facts: PlanFacts, one: Predicted) -> Quantity:
     name = f"layout_{plain(one.phase.stage.name)}"
     inputs: dict[str, Input] = {
@@ -69,8 +85,8 @@ def _layout_quantity(facts: PlanFacts, one: Predicted) -> Quantity:
     if not is_searched(facts):
         return Quantity(name, one.layout.shown(), "", "declared", inputs, "deployment: layouts")
     result = _search(facts, one)
-    formula = f"shortest step of {result.fitting:,} layouts that fit; {result.too_large:,} looked at do not"
-    return Quantity(name, one.layout.shown(), "", formula, inputs, "search: plan.search")
+    formula = f"shortest step of {result.fitting:,} layouts that fit, the simplest within 3 %; {result.too_large:,} do not fit"
+    return Quantity(name, one.layout.shown(), "", formula, inputs, "search over layouts")
 
 
 def _search(facts: PlanFacts, one: Predicted) -> SearchResult:
@@ -83,12 +99,10 @@ def _speed(one: Predicted) -> Iterator[Quantity]:
     yield step
     tokens, cluster = one.work.tokens, one.cluster
     per_token = flops_per_token(one.work.model, one.work.context, Convention.CAUSAL)
-    peak = cluster.chip.peaks[one.work.precision]
+    peak = dense_peak(cluster.chip, one.work.precision)
     inputs: dict[str, Input] = {"tokens": tokens, "f": per_token, "seconds": step, "chips": cluster.chips, "peak": peak}
-    value, low, high = (
-        tokens * per_token / (bound * cluster.chips * peak)
-        for bound in (step.number(), step.high or step.number(), step.low or step.number())
-    )
+    ends = (step.number(), step.at("high"), step.at("low"))
+    value, low, high = (causal_mfu(one.work, cluster, seconds) for seconds in ends)
     formula = "tokens x f / (seconds x chips x peak); f: FLOP per token, causal"
     yield Quantity(f"layout_mfu_{one.phase.name}", value, "share", formula, inputs, "causal convention", low, high)
 
@@ -111,21 +125,21 @@ def _tables(facts: PlanFacts) -> Iterator[Table]:
     """Ranking and reasons, once for stages that are alike."""
     if not is_searched(facts):
         return
-    alike: dict[int, tuple[SearchResult, list[str]]] = {}
+    alike: dict[tuple[Work, tuple[int, ...]], list[Predicted]] = {}
     for one in _largest_phases(facts):
-        result = _search(facts, one)
-        alike.setdefault(id(result), (result, []))[1].append(one.phase.stage.name)
-    for result, names in alike.values():
-        yield ranking_table(result, ", ".join(names))
-        yield reasons_table(result, ", ".join(names))
+        alike.setdefault(searched_for(facts.spec, one.phase.stage, facts.deployment), []).append(one)
+    for ones in alike.values():
+        result, names = _search(facts, ones[0]), ", ".join(one.phase.stage.name for one in ones)
+        yield ranking_table(result, names)
+        yield reasons_table(result, names)
 
 
 def ranking_table(result: SearchResult, stage: str) -> Table:
-    """The best layouts, with how far they are behind."""
+    """What is chosen and the fastest of the others, with how far they are behind."""
     columns = (
         Column("layout"),
         Column("step", "seconds"),
-        Column("times the best"),
+        Column("times the first"),
         Column("MFU (causal)", "share"),
         Column("memory", "bytes"),
     )
@@ -147,11 +161,11 @@ def reasons_table(result: SearchResult, stage: str) -> Table:
 def parse_layout(text: str, base: Layout, chips: int | None = None) -> Layout:
     """``base`` with the fields named in ``text``, such as "tp=8,pp=16,recompute=full".
 
-    With ``chips`` and no data axis in the text, replicas that share states fill the cluster.
+    With ``chips`` and no dp_shard in the text, replicas that share states fill the cluster.
     """
     stated = _stated(text)
     layout = replace(base, **stated)
-    if chips is None or stated.keys() & {"dp_shard", "dp_replicate"}:
+    if chips is None or "dp_shard" in stated:
         return layout
     others = layout.world // layout.dp_shard
     if others > chips or chips % others:
@@ -190,9 +204,10 @@ def _value(name: str, value: str) -> Any:
         raise ConfigError(f"{name}={value}", f"{name} is true or false", f"{name}=true")
     if kind is int:
         least = 0 if name == "zero" else 1
-        if value.isdecimal() and int(value) >= least:
+        if value.isdecimal() and len(value) <= LONGEST_SIZE and int(value) >= least:
             return int(value)
-        raise ConfigError(f"{name}={value}", f"{name} is a whole number, at least {least}", f"{name}={least}")
+        rule = f"{name} is a whole number, at least {least}, of at most {LONGEST_SIZE} digits"
+        raise ConfigError(f"{name}={value[:40]}", rule, f"{name}={least}")
     if value.casefold() in [member.value for member in kind]:
         return kind(value.casefold())
     choices = [member.value for member in kind]

@@ -23,11 +23,9 @@ from functools import lru_cache
 
 from headway.formulas.recompute import Recompute
 from headway.plan.step.shares import kv_ways
-from headway.plan.work import Implementation, Loss
+from headway.plan.work import EXPERT_IMBALANCE, Implementation, Loss
+from headway.recipe.roles import norms_of_block
 from headway.recipe.spec import ModelSpec
-
-IMBALANCE = 1.2
-"""Tokens of the fullest expert rank over the mean, with a balancing loss or bias; assumed, routed spread 1 to 2 in the band."""
 
 LOGIT_BYTES = {Loss.EAGER: (2, 12), Loss.IN_PLACE: (2, 8), Loss.COMPILED: (4, 0)}
 """Per logit: in the products' type (2 bytes), and in fp32. Eager: copy, log-softmax, gradient (torch.nn.functional)."""
@@ -36,9 +34,6 @@ EAGER_SPLIT_BYTES = 4
 """One fp32 array more per logit where the vocabulary is split over tp: exp(log-softmax) (torch.distributed loss_parallel)."""
 
 LOSS_CHUNK_TOKENS = 4096
-
-BLOCK_NORMS = {"pre": (2, 2), "post": (2, 2), "sandwich": (4, 2), "parallel": (1, 1), "parallel-two-norms": (1, 2)}
-"""Of a block: (norm inputs, products' inputs) of width d that are kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +147,7 @@ def _widths(model: ModelSpec, routed: bool, cut: Cut) -> Widths:
 
 def _experts_passed(model: ModelSpec) -> float:
     assert model.experts is not None
-    return model.experts.top_k * IMBALANCE
+    return model.experts.top_k * EXPERT_IMBALANCE
 
 
 def _inner(model: ModelSpec, routed: bool) -> float:
@@ -188,7 +183,7 @@ def _everything(model: ModelSpec, routed: bool, widths: Widths, cut: Cut) -> Blo
 
 def _norm_bytes(model: ModelSpec, widths: Widths, cut: Cut) -> float:
     """Norms of 16-bit values in separate passes keep an fp32 copy and the normed value in fp32; LayerNorm was always fused."""
-    inputs, outputs = BLOCK_NORMS[model.block]
+    inputs, outputs = norms_of_block(model)
     unfused = model.norm == "rmsnorm" and not cut.implementation.fused and cut.size == 2
     return widths.stream * (cut.size * (inputs + outputs) + (8 * outputs if unfused else 0))
 
@@ -223,7 +218,7 @@ def _kept_light(model: ModelSpec, routed: bool, widths: Widths, everything: Bloc
     made = 0.0 if model.latent else widths.query + widths.key + widths.value
     lse = 4 * widths.heads if cut.implementation.flash else 0
     inner = cut.product_size * (2 if model.gated else 1) * widths.inner
-    inputs, _ = BLOCK_NORMS[model.block]
+    inputs, _ = norms_of_block(model)
     routing = cut.product_size * widths.dispatched if routed else 0.0
     return BlockBytes(
         attention=cut.size * (made + widths.ranks + widths.output) + lse,

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from headway.formulas.quantity import Spread
 from headway.plan.memory.activations import LOSS_CHUNK_TOKENS, BlockBytes, Cut, block_bytes, logit_bytes_per_token
 from headway.plan.memory.stages import Stage, chunks_alive, distinct_stages, stages
-from headway.plan.work import Cluster, Layout, Work
+from headway.plan.work import EXPERT_IMBALANCE, EXPERT_IMBALANCE_RANGE, Cluster, Layout, Work
 
 GIB = 2**30
 MOMENT_BYTES = 8
@@ -39,7 +39,7 @@ SPREADS: Mapping[str, Spread] = {
     "feed_forward": (0.9, 1.1),
     "norms": (0.9, 1.1),
     "scores": (0.9, 1.1),
-    "routed": (1 / 1.2, 2 / 1.2),  # balance from perfect to twice the mean
+    "routed": (EXPERT_IMBALANCE_RANGE[0] / EXPERT_IMBALANCE, EXPERT_IMBALANCE_RANGE[1] / EXPERT_IMBALANCE),
     "logits": (0.8, 1.1),
     "working": (0.5, 1.5),
     "reduced": (0.75, 1.1),
@@ -133,11 +133,17 @@ class _Step:
     work: Work
     layout: Layout
     held: tuple[Stage, ...]
-    size: int  # bytes of an element of activations
+    cut: Cut
     tokens: float
     micro_batches: int
     dense: BlockBytes
     routed: BlockBytes
+    context: float
+
+    @property
+    def size(self) -> int:
+        """Bytes of an element of activations."""
+        return self.cut.size
 
 
 def _step(work: Work, layout: Layout) -> _Step:
@@ -146,11 +152,12 @@ def _step(work: Work, layout: Layout) -> _Step:
         work,
         layout,
         stages(model, layout.pp, layout.virtual, layout.tp, layout.ep),
-        cut.size,
-        rank_tokens(work, layout),
+        cut,
+        work.rank_tokens(layout),
         layout.micro_batches(work.batch),
         block_bytes(model, False, cut),
         block_bytes(model, True, cut) if model.experts else NO_BLOCK,
+        CONTEXT_BYTES + COMMUNICATOR_BYTES * _axes(layout),
     )
 
 
@@ -175,7 +182,7 @@ def _stage_memory(step: _Step, stage: int) -> RankMemory:
         logits=logits,
         working=working,
         allocator=ALLOCATOR_SHARE * comes_and_goes,
-        context=CONTEXT_BYTES + COMMUNICATOR_BYTES * _axes(step.layout),
+        context=step.context,
     )
 
 
@@ -188,19 +195,9 @@ def cut_of(work: Work, layout: Layout) -> Cut:
         recompute=layout.recompute,
         implementation=work.implementation,
         keys=0 if work.implementation.flash else work.sequence,
-        size=element_bytes(work),
-        product_size=1 if work.precision == "float8" else element_bytes(work),
+        size=work.element_bytes,
+        product_size=1 if work.precision == "float8" else work.element_bytes,
     )
-
-
-def element_bytes(work: Work) -> int:
-    """Of activations; eight-bit products keep their inputs in sixteen."""
-    return 4 if work.precision == "float32" else 2
-
-
-def rank_tokens(work: Work, layout: Layout) -> float:
-    """Of one micro-batch on one rank."""
-    return layout.micro_batch * work.sequence / layout.cp
 
 
 # --- state ----------------------------------------------------------------------------------------------------------------
@@ -288,16 +285,15 @@ def _kept(step: _Step, held: Stage, stage: int) -> dict[str, float]:
 
 def _working(step: _Step, held: Stage) -> tuple[float, float]:
     """(forward, backward) of the block that works with most."""
-    kinds = ((held.dense_blocks, step.dense), (held.routed_blocks, step.routed))
-    blocks = [block for count, block in kinds if count]
-    forward, backward = (max((getattr(block, way) for block in blocks), default=0.0) for way in ("forward", "backward"))
-    return step.tokens * forward, step.tokens * backward
+    dense = step.dense if held.dense_blocks else NO_BLOCK
+    routed = step.routed if held.routed_blocks else NO_BLOCK
+    return step.tokens * max(dense.forward, routed.forward), step.tokens * max(dense.backward, routed.backward)
 
 
 def _logits(step: _Step) -> float:
     """The loss on the last stage, the head's input, and logits that a pipeline keeps: all, and joined once more."""
     work, layout, how, tokens = step.work, step.layout, step.work.implementation, step.tokens
-    loss, hidden = logit_bytes_per_token(work.model, cut_of(work, layout))
+    loss, hidden = logit_bytes_per_token(work.model, step.cut)
     at_once = min(tokens, LOSS_CHUNK_TOKENS) if how.chunked_loss else tokens
     kept = 0.0
     if how.keeps_logits and layout.pp > 1:

@@ -1,16 +1,16 @@
 """Memory of a rank in the plan: every component as a quantity that can say why, and a table over pipeline stages.
 
-rank_memory, peak_memory     bytes by component (``memory_model``), for searches
+rank_memory, peak_memory     bytes by component (``model.py``), for searches
 memory_quantities            the same of one stage as quantities, with their sum, its band and what the chip has left
 rank_memory_section          the worst stage of every training stage; a table of components over pipeline stages
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from headway.formulas.quantity import Input, Quantity
-from headway.plan.memory.activations import IMBALANCE, LOSS_CHUNK_TOKENS
+from headway.plan.cluster import layout_of, work_of
+from headway.plan.facts import PlanFacts
+from headway.plan.memory.activations import LOSS_CHUNK_TOKENS
 from headway.plan.memory.model import (
     ALLOCATOR_SHARE,
     COMMUNICATOR_BYTES,
@@ -20,22 +20,18 @@ from headway.plan.memory.model import (
     RankMemory,
     peak_memory,
     rank_memory,
-    rank_tokens,
     sharded_parameters,
 )
 from headway.plan.memory.stages import chunks_alive, distinct_stages, stages
-from headway.plan.work import Cluster, Layout, Work
-
-if TYPE_CHECKING:
-    from headway.plan.facts import PlanFacts
-    from headway.plan.plan import Cell, Section, Table
+from headway.plan.plan import Cell, Column, Section, Table
+from headway.plan.work import EXPERT_IMBALANCE, Cluster, Layout, Work
 
 __all__ = ["RankMemory", "memory_quantities", "peak_memory", "rank_memory", "rank_memory_section"]
 
 STATE = {"weights": 3, "gradients": 2, "moments": 1, "master": 1}
 """Components of the state, and from which ZeRO stage on each is sharded."""
 KEPT = ("attention", "feed_forward", "norms", "scores", "masks", "routed")
-ACTIVATIONS = "bytes per token counted tensor by tensor (arXiv 2205.05198; plan.memory_activations)"
+ACTIVATIONS = "bytes per token counted tensor by tensor (arXiv 2205.05198)"
 
 OTHERS = {
     "gathered": (
@@ -47,7 +43,7 @@ OTHERS = {
         "under zero 3 with pipeline stages, whole gradients until the last micro-batch",
         "FSDP2, torch.distributed.pipelining",
     ),
-    "logits": ("per logit x tokens x vocabulary / tp, and what the head reads; last stage only", "plan.memory_activations"),
+    "logits": ("per logit x tokens x vocabulary / tp, and what the head reads; last stage only", "counted by kind of loss"),
     "working": ("what the largest block holds in forward, or backward holds beyond what the loss leaves", ACTIVATIONS),
     "communication": ("messages to and from neighbours of the pipeline, tokens on their way to experts", "counted"),
     "fp8": ("one block's weights in both orientations, inputs of its largest product, one byte each", "counted"),
@@ -99,12 +95,11 @@ def memory_quantities(work: Work, layout: Layout, cluster: Cluster, stage: int, 
 
 def _headroom(total: Quantity, cluster: Cluster, suffix: str) -> Quantity:
     device = cluster.chip.memory_bytes
-    assert total.low is not None
-    assert total.high is not None
     inputs: dict[str, Input] = {"device": device, "rank_memory": total}
     name, formula = f"memory_headroom{suffix}", "device - rank_memory; below zero: it does not fit"
     source = f"{cluster.chip.name}: memory as frameworks see it"
-    return Quantity(name, device - total.number(), "bytes", formula, inputs, source, device - total.high, device - total.low)
+    low, high = device - total.at("high"), device - total.at("low")
+    return Quantity(name, device - total.number(), "bytes", formula, inputs, source, low, high)
 
 
 def _component(name: str, memory: RankMemory, work: Work, layout: Layout, suffix: str) -> Quantity:
@@ -146,17 +141,17 @@ def _explain_state(name: str, memory: RankMemory, work: Work, layout: Layout) ->
 
 
 def _explain_kept(name: str, memory: RankMemory, work: Work, layout: Layout) -> tuple[str, dict[str, Input], str]:
-    tokens = rank_tokens(work, layout)
+    tokens = work.rank_tokens(layout)
     alive = chunks_alive(layout, memory.stage, layout.micro_batches(work.batch)) / layout.virtual
     inputs: dict[str, Input] = {"per_token": getattr(memory, name) / (tokens * alive), "tokens": tokens, "alive": alive}
     what = f"bytes of all blocks of the stage, recompute {layout.recompute}"
     if name == "routed":
-        what += f", {IMBALANCE:g} x the mean load"
+        what += f", {EXPERT_IMBALANCE:g} x the mean load"
     return f"per_token tokens alive; per_token: {what}; alive: micro-batches in flight", inputs, ACTIVATIONS
 
 
 def _passing_inputs(name: str, work: Work, layout: Layout) -> dict[str, Input]:
-    sizes: dict[str, Input] = {"tokens": rank_tokens(work, layout), "width": work.model.width, "tp": layout.tp}
+    sizes: dict[str, Input] = {"tokens": work.rank_tokens(layout), "width": work.model.width, "tp": layout.tp}
     if name == "logits":
         how = work.implementation
         at_once = f"{LOSS_CHUNK_TOKENS} tokens at a time" if how.chunked_loss else "all tokens at once"
@@ -171,9 +166,6 @@ def _passing_inputs(name: str, work: Work, layout: Layout) -> dict[str, Input]:
 
 def rank_memory_section(facts: PlanFacts) -> Section | None:
     """Worst rank of every training stage; components of the one with most tokens. None: no chip is known."""
-    from headway.plan.cluster import layout_of, work_of
-    from headway.plan.plan import Section
-
     cluster, trained = facts.cluster, facts.spec.stages
     if cluster is None:
         return None
@@ -194,8 +186,6 @@ def rank_memory_section(facts: PlanFacts) -> Section | None:
 
 def stage_table(work: Work, layout: Layout, cluster: Cluster, title: str) -> Table:
     """Components over pipeline stages, with their sum and its range."""
-    from headway.plan.plan import Column, Table
-
     shown = shown_stages(work, layout)
     memories = [rank_memory(work, layout, cluster, stage) for stage in shown]
     rows: list[tuple[Cell, ...]] = [

@@ -20,8 +20,9 @@ from pydantic_core import PydanticCustomError
 
 from headway.base import units
 from headway.base.errors import ConfigError, Problem
+from headway.plan.published.rules import FEWEST_PARTS, NEED_STATED
 from headway.recipe.checks import Finding
-from headway.recipe.fields import Listed, Name, Section, Share
+from headway.recipe.fields import Listed, Name, Section, Share, Version
 from headway.recipe.load import place, preset_directory, read_document, sorted_problems
 from headway.recipe.problems import parse_all
 from headway.recipe.schema import said
@@ -88,7 +89,7 @@ class Published(Section):
     """All that is known in print about one run."""
 
     kind: Literal["published"] = said("says that this file holds published figures")
-    schema_version: Literal[1] = said("version of this format", 1)
+    schema_version: Version = said("version of this format", 1)
     name: Name = said("name of the recipe that the figures belong to")
     facts: Listed[Fact] = said("printed numbers", ())
     claims: Listed[Claim] = said("numbers that should agree", ())
@@ -136,8 +137,6 @@ def _read_fast(path: Path, version: tuple[int, int]) -> Published | None:
 
 
 def _findings(published: Published) -> list[Finding]:
-    from headway.plan.published.rules import FEWEST_PARTS, NEED_STATED
-
     findings: list[Finding] = []
     names = [fact.name for fact in published.facts]
     for index, fact in enumerate(published.facts):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from headway.formulas.flops import Convention, flops_per_token
 from headway.formulas.quantity import Input, Quantity
+from headway.formulas.recompute import mfu
 from headway.plan.facts import PlanFacts
 from headway.plan.rates import Pace
 
@@ -22,9 +23,8 @@ def measures(facts: PlanFacts) -> dict[str, Quantity]:
     time = facts.training_seconds
     if time.value is not None:
         devices = facts.deployment.world
-        low, high = (None if bound is None else bound * devices / 3600 for bound in (time.low, time.high))
+        low, hours, high = (each * devices / 3600 for each in (time.at("low"), time.number(), time.at("high")))
         inputs: dict[str, Input] = {"devices": devices, "time": time}
-        hours = time.number() * devices / 3600
         formula = "devices time / 3600, no failures"
         made.append(Quantity("training_device_hours", hours, "h", formula, inputs, time.source, low, high))
     return {quantity.name: quantity for quantity in made}
@@ -38,17 +38,18 @@ def _largest(facts: PlanFacts) -> list[Pace]:
 def _of_stage(facts: PlanFacts, pace: Pace) -> list[Quantity]:
     devices, peak = facts.deployment.world, facts.peak_flops_per_second
     rate = _turned(f"stage_tokens_per_second_{pace.name}", pace.batch_tokens, pace.seconds, "tokens/s", "batch / step")
-    each = f"stage_tokens_per_second_per_device_{pace.name}"
-    made = [rate, _turned(each, pace.batch_tokens / devices, pace.seconds, "tokens/s", "batch / devices / step")]
+    each, tokens = f"stage_tokens_per_second_per_device_{pace.name}", pace.batch_tokens / devices
+    made = [rate, _turned(each, tokens, pace.seconds, "tokens/s", "batch / devices / step")]
     for convention in Convention:
-        flops = pace.batch_tokens * flops_per_token(facts.spec.model, pace.sequence_length, convention)
+        flops = flops_per_token(facts.spec.model, pace.sequence_length, convention)
         words = f"FLOPs of the step ({convention.value}) / devices"
         if convention is Convention.CAUSAL:
             name = f"stage_flops_per_second_per_device_{pace.name}"
-            made.append(_turned(name, flops / devices, pace.seconds, "FLOP/s", f"{words} / step"))
+            made.append(_turned(name, tokens * flops, pace.seconds, "FLOP/s", f"{words} / step"))
         if peak is not None:
             name = f"stage_mfu_{convention.value.casefold()}_{pace.name}"
-            made.append(_turned(name, flops / devices / peak, pace.seconds, "share", f"{words} / peak / step"))
+            share = mfu(tokens, flops_per_token=flops, peak_flops_per_second=peak)  # of a step of one second
+            made.append(_turned(name, share, pace.seconds, "share", f"{words} / peak / step"))
     return made
 
 

@@ -3,7 +3,7 @@
     N, D, cluster, MFU  -->  6 N D / (devices x peak x MFU)  -->  days, steps of the largest batch, interruptions, lost time
 
 A napkin counts 6 N D and nothing else, has one batch for the whole run, takes batches to three figures and counts
-interruptions over useful time. What that leaves out stands beside it. The worked plan of mission text 001 is made this way.
+interruptions over useful time. What that leaves out stands beside it. The Beacon plan (docs/sources.md) is made this way.
 """
 
 from __future__ import annotations
@@ -23,11 +23,12 @@ from headway.formulas.failures import (
 from headway.formulas.flops import Convention
 from headway.formulas.quantity import Input, Quantity
 from headway.plan.facts import PlanFacts
+from headway.plan.failure.section import FailureFacts
 from headway.plan.plan import Cell, Column, Section, Table
 from headway.plan.ramp import batch_tokens, warmup_quantities
 from headway.plan.rates import phases_of
 
-SOURCE = "mission text 001, plan_the_run"
+SOURCE = "docs/sources.md: the Beacon plan, script"
 STATE_BYTES = 16
 """Per parameter: bf16 weights and gradients, fp32 master weights and two moments."""
 
@@ -186,15 +187,14 @@ class Napkin:
     # --- failures -------------------------------------------------------------------------------------------------------
 
     def rate_of_failures(self, interval: float, save: float) -> Interruptions:
-        between = self.facts.deployment.between_failures
-        assert between is not None
-        return Interruptions(between, self.facts.deployment.failures.restart, interval, save)
+        known = FailureFacts(self.facts)
+        return Interruptions(known.M.number(), known.R.number(), interval, save)
 
     @cached_property
     def interval(self) -> Quantity:
         policy = self.facts.deployment.checkpoints
         if policy.every is not None:
-            return _made("checkpoint_interval", policy.every, "seconds", "chosen", {})
+            return _made("checkpoint_interval", max(policy.every, self.step.number()), "seconds", "chosen, at least a step", {})
         inputs: dict[str, Input] = {"every": policy.every_steps, "step": self.step}
         return _made("checkpoint_interval", policy.every_steps * self.step.number(), "seconds", "every step", inputs)
 
@@ -230,7 +230,7 @@ class Napkin:
         made = [self._wall("self_consistent", tau, 0.0, words), self._wall("self_consistent_with_saves", tau, save, words)]
         made.append(self._wall("daly", tau, save, "M e^(R / M) (e^((tau + c) / M) - 1) T0 / tau"))
         if save:
-            between = self.facts.deployment.between_failures or 0.0
+            between = self.rate_of_failures(tau, save).between
             inputs: dict[str, Input] = {"c": save, "M": between}
             best = _made("young_interval", young_interval_seconds(save, between), "seconds", "sqrt(2 c M)", inputs)
             made += [best, self._wall("at_young", best.number(), save, words)]

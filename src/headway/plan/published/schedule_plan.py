@@ -10,11 +10,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from headway.base.digests import digest_json
+from headway.base.units import format_count
 from headway.formulas.quantity import Input, Quantity, unknown
-from headway.plan.plan import Cell, Column, Plan, Section, Table
-from headway.plan.sections import SHARES, step_at_tokens
+from headway.plan.plan import Cell, Column, Plan, Risk, Section, Table
+from headway.plan.ramp import SCHEDULE_COLUMNS, SHARES, schedule_row, step_at_tokens
 from headway.recipe.schedule_file import PublishedStage, ScheduleFile, batch_phases, timetable
-from headway.recipe.schedules import Schedule
+from headway.recipe.schedules import until
+
+ROUNDED = 0.01
+"""Totals in print are rounded: beyond this they are another number."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +35,7 @@ def make_schedule_plan(file: ScheduleFile) -> SchedulePlan:
     """Everything that follows from ``file``."""
     sections = (inputs(file), batch_and_steps(file), rates(file), exposure(file), contradictions(file))
     digest = digest_json(file.model_dump(mode="json", by_alias=True))
-    return SchedulePlan(file.name, digest, False, tuple(section for section in sections if section is not None), ())
+    return SchedulePlan(file.name, digest, False, tuple(section for section in sections if section is not None), risks(file))
 
 
 def total_tokens(file: ScheduleFile) -> Quantity:
@@ -91,7 +95,7 @@ def _updates(file: ScheduleFile) -> list[Quantity]:
             "steps",
             "whole batches until every stage has its tokens, as a run would count them",
             {stage.name: schedule.stage_steps(index) for index, stage in enumerate(file.stages)},
-            "recipe.schedules",
+            "the schedule",
         ),
     ]
     first = file.stages[0]
@@ -105,7 +109,7 @@ def _updates(file: ScheduleFile) -> list[Quantity]:
 def _phases(stage: PublishedStage) -> list[tuple[int, int, float]]:
     """(from token, batch tokens, tokens / batch) of every published batch of a stage."""
     phases = batch_phases(stage)
-    ends = [*(start for start, _ in phases), stage.tokens][1:] if phases else []
+    ends = until([start for start, _ in phases], stage.tokens) if phases else []
     return [(start, batch, (end - start) / batch) for (start, batch), end in zip(phases, ends, strict=True)]
 
 
@@ -126,26 +130,9 @@ def rates(file: ScheduleFile) -> Section | None:
     total = schedule.total_tokens
     begins = (schedule.tokens_before(schedule.first_step(index)) for index in range(len(file.stages)))
     looked_at = sorted({*(round(share * total) for share in SHARES), *begins})
-    columns = (
-        Column("of the tokens", "share"),
-        Column("tokens before"),
-        Column("stage"),
-        Column("step"),
-        Column("learning rate", "rate"),
-        Column("batch (tokens)"),
-    )
-    rows = tuple(_rate_row(schedule, tokens) for tokens in looked_at)
-    return Section("Schedule", (), (Table("Schedule", columns, rows),))
-
-
-def _rate_row(schedule: Schedule, tokens: float) -> tuple[Cell, ...]:
-    """Of the step that trains that token."""
-    step = step_at_tokens(schedule, tokens)
-    place = schedule.place(step)
-    stage = schedule.spec.stages[place.stage]
-    before = schedule.tokens_before(step)
-    batch = place.batch_sequences * stage.sequence_length
-    return (before / schedule.total_tokens, before, stage.name, step + 1, schedule.rate(step), batch)
+    rows = tuple(schedule_row(schedule, step_at_tokens(schedule, tokens)) for tokens in looked_at)
+    with_shares = tuple((row.tokens_before / total, *row) for row in rows)
+    return Section("Schedule", (), (Table("Schedule", SCHEDULE_COLUMNS, with_shares),))
 
 
 def exposure(file: ScheduleFile) -> Section:
@@ -175,6 +162,16 @@ def contradictions(file: ScheduleFile) -> Section | None:
         return None
     columns = ("about", "value", "unit", "said by", "largest / smallest", "note")
     return Section("Contradictions in the source", (), (Table("Said in two ways", tuple(map(Column, columns)), tuple(rows)),))
+
+
+def risks(file: ScheduleFile) -> tuple[Risk, ...]:
+    """A total that its own stages contradict: every figure per token stands on it."""
+    parts = sum(stage.tokens for stage in file.stages)
+    if file.tokens is None or abs(parts / file.tokens - 1) <= ROUNDED:
+        return ()
+    number = f"{format_count(file.tokens, 'tokens')} in all as stated, {format_count(parts, 'tokens')} in the stages"
+    consequence = "steps follow from the stages, tokens per parameter from the total: one of the two is another run's"
+    return (Risk("the stated total contradicts the stages", consequence, number),)
 
 
 def _sum_of_stages(file: ScheduleFile) -> list[tuple[Cell, ...]]:

@@ -3,7 +3,7 @@
     recipe --make_plan--> quantities --+
                                        +--> plan / published, fact by fact
     NAME.published.toml: facts --------+
-                         claims ----------> rules (``published_rules``): product, sum, quotient, ... -> what does not agree
+                         claims ----------> rules (``rules.py``): product, sum, quotient, ... -> what does not agree
 
 A contradiction is computed, never only listed: the file holds the numbers and the rule, and the difference follows.
 """
@@ -12,17 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from headway.formulas.quantity import Input, Quantity, show_number
 from headway.plan.facts import PlanFacts
 from headway.plan.plan import Cell, Column, Section, Table, by_name
+from headway.plan.published.facts import Claim, Fact, Part, Published, load_published, parse_number, published_path
 from headway.plan.published.measures import measures
 from headway.plan.published.rules import RULES, Verdict
 from headway.plan.show.summary import without_range
-
-if TYPE_CHECKING:
-    from headway.plan.published.facts import Claim, Fact, Part, Published
 
 Known = Mapping[str, Quantity]
 
@@ -46,12 +43,12 @@ class Checked:
     missing: str = ""
 
 
-def published_section(facts: PlanFacts, built: Sequence[Section] = (), published: Published | None = None) -> Section | None:
-    """``built``: the plan's other sections; empty: they are built here. ``published``: None: what is shipped for the name."""
+def published_section(facts: PlanFacts, built: Sequence[Section], published: Published | None = None) -> Section | None:
+    """``built``: the plan's other sections. ``published``: None: what is shipped for the recipe's name."""
     published = published or shipped(facts.spec.name)
     if published is None:
         return None
-    known = measures(facts) | known_quantities(built or other_sections(facts))
+    known = measures(facts) | known_quantities(built)
     checked = [check(claim, published, known) for claim in published.claims]
     broken = [item for item in checked if item.verdict is not None and not item.verdict.agrees]
     tables = []
@@ -64,8 +61,6 @@ def published_section(facts: PlanFacts, built: Sequence[Section] = (), published
 
 def shipped(name: str) -> Published | None:
     """Published figures of the recipe ``name``, where this package has any."""
-    from headway.plan.published.facts import load_published, published_path
-
     path = published_path(name)
     return load_published(path) if path else None
 
@@ -74,13 +69,6 @@ def known_quantities(sections: Sequence[Section]) -> dict[str, Quantity]:
     """All quantities of ``sections`` by name: shown, in tables, and what they stand on."""
     shown = [quantity for section in sections for quantity in section.quantities]
     return by_name([*shown, *(q for section in sections for table in section.tables for q in table.quantities())])
-
-
-def other_sections(facts: PlanFacts) -> list[Section]:
-    from headway.plan.sections import SECTIONS
-
-    built = (build(facts) for build in SECTIONS if build is not published_section)
-    return [section for section in built if section is not None]
 
 
 # --- facts --------------------------------------------------------------------------------------------------------------
@@ -129,8 +117,6 @@ def check(claim: Claim, published: Published, known: Known) -> Checked:
 
 def find_number(part: Part, published: Published, known: Known) -> Found | None:
     """A number as it stands, a fact's, a quantity's, or a text with a unit; None: nobody knows it."""
-    from headway.plan.published.facts import parse_number
-
     if not isinstance(part, str):
         return Found(float(part), f"{part:,.0f}" if float(part).is_integer() else f"{part:g}")
     for fact in published.facts:

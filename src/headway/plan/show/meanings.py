@@ -10,11 +10,17 @@ from fnmatch import fnmatchcase
 
 def meaning_of(name: str) -> str | None:
     """The sentence for a quantity's name; None where there is none."""
+    pattern = pattern_of(name)
+    return MEANINGS[pattern] if pattern is not None else None
+
+
+def pattern_of(name: str) -> str | None:
+    """The longest pattern that fits."""
     part = name.removeprefix("predicted_").removeprefix("layout_")
     if any(fnmatchcase(part, pattern) for pattern in STEP_PARTS):  # of a step, whichever model it is from
         name = part
     fitting = [pattern for pattern in MEANINGS if fnmatchcase(name, pattern)]
-    return MEANINGS[max(fitting, key=len)] if fitting else None
+    return max(fitting, key=len, default=None)
 
 
 _INPUTS = {
@@ -73,6 +79,8 @@ _COMPUTE = {
     "step_seconds_*_stragglers": "time of a step in which everybody waits for the slowest",
     "stage_seconds_*": "all steps of the stage, nothing else",
     "mfu_*": "share of the devices' peak that goes into operations the model needs; the name says how attention is counted",
+    "hfu_causal": "share of the devices' peak that goes into operations carried out, those of recomputation included",
+    "hardware_flops_causal*": "operations that are carried out, recomputation included, attention under its causal mask",
     "predicted_*mfu_*": "MFU that the model of a step expects of this layout on these chips",
     "predicted_training_seconds": "how long all steps take by the model of a step, beside what the plan stands on",
     "predicted_tokens_per_second": "the rate that the model of a step expects",
@@ -83,7 +91,6 @@ _COMPUTE = {
 }
 _TIME = {
     "training_seconds": "time of all steps, were there no failures, saves or evaluations",
-    "useful_seconds": "time of all steps: what failures are counted against",
     "saving_seconds": "time that training stands still for checkpoints",
     "evaluating_seconds": "time of all held-out evaluations",
     "digesting_seconds": "time of the digests of the whole state that the deployment asks for",
@@ -94,7 +101,8 @@ _TIME = {
     "evaluation_seconds": "time of one evaluation over all sources",
     "steps_per_evaluation": "updates between two evaluations, on average",
     "held_out_tokens": "tokens that one evaluation scores",
-    "occupied_seconds": "time that the devices are held: training, saves, what failures throw away, restarts",
+    "beside_training_seconds": "time of evaluations and digests of the state",
+    "wall_seconds": "time that the devices are held: training, saves, evaluations, digests, what failures throw away, restarts",
     "gpu_hours": "devices times the hours they are held: what is paid for",
     "cost": "price of the device hours",
     "price_per_*": "the price as stated",
@@ -122,7 +130,7 @@ _HYPERPARAMETERS = {
 }
 _MEMORY = {
     "state_bytes": "weights, gradients, master copy and moments of the whole model",
-    "state_bytes_per_process": "a process's part of the training state, were all of it shared out",
+    "state_bytes_per_process": "training state that the fullest process holds, shared out as the layout says",
     "memory_bytes": "what one process needs at its peak",
     "copy_bytes": "the low-precision copy of the weights",
     "activation_bytes": "what the forward pass keeps for the backward pass",
@@ -141,30 +149,31 @@ _MEMORY = {
     "stage_imbalance*": "how much more the fullest pipeline stage has to do than the mean: all wait for it",
     "vocabulary_padding*": "rows added to the vocabulary so that it divides",
     "kv_copies*": "how often key-value heads are computed more than once",
-    "*_crossing*": "share of traffic that leaves the fast links",
+    "tp_across_domains*": "how much slower tensor-parallel messages are because they leave the fast links",
 }
 _FAILURES = {
     "checkpoint_bytes": "one checkpoint: everything that a resume needs",
-    "checkpoints": "checkpoints written over the run",
-    "steps_per_checkpoint": "updates between two checkpoints",
-    "checkpoint_storage": "disk that the kept checkpoints take at the end",
+    "checkpoints": "checkpoints that the run's own steps take, were there no failures",
+    "steps_per_checkpoint": "updates between two checkpoints, where most tokens are trained",
+    "stored_checkpoints": "checkpoints on the storage at the end: the newest and those that stay for good",
+    "checkpoint_storage": "disk that those take",
     "checkpoint_interval": "training time between two checkpoints: half of it is lost at a failure, on average",
     "save_seconds": "time that one checkpoint blocks training",
     "kept_checkpoints": "checkpoints that stay for good",
     "kept_checkpoint_bytes*": "disk that those take",
     "storage_cost*": "price of keeping them",
     "mean_time_between_interruptions": "how long the job runs on average before something breaks",
-    "device_time_between_interruptions": "device hours per interruption",
+    "device_mtbf_hours": "hours that one device works, on average, until it interrupts the job",
     "recovery_seconds": "from an interruption to the next step",
     "expected_failures": "interruptions to expect over the useful time",
     "lost_to_failures_seconds": "work thrown away and time of restarts, to first order",
-    "wall_seconds_with_failures": "calendar time of the run with its failures, by the exact formula for a constant rate",
-    "wall_seconds_*": "calendar time of the run with its failures, under the assumption of that formula",
+    "wall_seconds_daly": "calendar time of training, saves and failures by the exact formula for a constant rate; no evaluations",
+    "wall_seconds_*": "calendar time of training with its failures, under the assumption of that formula",
     "interruptions_over_wall_time": "interruptions that an operator will count, replay and restarts included",
     "effective_training_share": "share of the calendar time that is kept as training",
+    "end_with_failures": "whether the run ends at all: failures may undo work as fast as it is saved",
     "young_checkpoint_interval": "the interval at which saves and lost work cost the same, to first order",
     "best_checkpoint_interval": "the interval at which least time is lost",
-    "exact_checkpoint_interval": "the interval at which least time is lost, without approximation",
     "save_seconds_that_fit_the_interval": "what a save would have to cost for the declared interval to be the best",
     "small_job_divergence": "how far a constant rate per device is off for small jobs, as measured",
     "seconds_earned_by_shrinking": "healthy time gained by going on with fewer devices during a repair instead of waiting",

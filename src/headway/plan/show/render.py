@@ -1,7 +1,7 @@
 """A plan as text for a terminal, and as Markdown. Views only: no number is computed here.
 
 headline
-summary        ten lines: what everybody looks for
+summary        a line each: what everybody looks for
 section        name      value           how it is made       one line each
                table     as wide as the terminal, never wider (``fitting.py``)
 risks
@@ -158,7 +158,7 @@ def shorten(text: str, room: int) -> str:
 
 def to_markdown(plan: Plan) -> str:
     """The plan as Markdown, sections as second-level headings."""
-    blocks = [f"# {headline(plan)}"]
+    blocks = [f"# {escape(headline(plan))}"]
     if plan.summary:
         blocks.append(markdown_table(["", ""], [[line.label, line.text] for line in plan.summary]))
     blocks += [f"> {escape(note)}" for note in plan.notes]
@@ -192,4 +192,7 @@ def markdown_table(header: list[str], rows: list[list[str]], numbers: set[int] =
 
 def escape(text: str) -> str:
     """A cell stays one cell, and names from recipes stay text."""
-    return text.replace("\\", "\\\\").replace("|", "\\|").replace("\n", " ").replace("<", "&lt;").replace("*", "\\*")
+    return " ".join(text.replace("&", "&amp;").replace("<", "&lt;").splitlines()).translate(_MARKS)
+
+
+_MARKS = str.maketrans({mark: f"\\{mark}" for mark in "\\|*[]`"})

@@ -1,4 +1,4 @@
-"""The ten lines that everybody looks for, made of the plan's own quantities. Nothing is computed here."""
+"""The first screen: the lines that everybody looks for, made of the plan's own quantities. Nothing is computed here."""
 
 from __future__ import annotations
 
@@ -40,8 +40,15 @@ LINES: tuple[tuple[str, tuple[Part, ...]], ...] = (
     ("utilisation", (("mfu_causal", "MFU {=}, causal attention counted"), ("mfu_6n", "{} by 6 N"))),
     ("predicted", (("predicted_training_seconds", "the model of a step says {=}"), ("predicted_mfu_causal", "MFU {=}"))),
     ("steps", (("steps", "{}"), ("step_seconds", "{=} each on average"))),
-    ("time", (("training_seconds", "training {=}"), ("wall_seconds_with_failures", "with failures {=}"))),
-    ("work", (("predicted_seconds", "{=} with saves and evaluations"),)),
+    (
+        "time",
+        (
+            ("training_seconds", "training {=}"),
+            ("wall_seconds", "with saves, evaluations and failures {=}"),
+            ("end_with_failures", "with failures: {}"),
+        ),
+    ),
+    ("work", (("predicted_seconds", "{=} with saves and evaluations, without failures"),)),
     ("device time", (("gpu_hours", "{=}"), ("cost", "cost {=}"), ("energy_kwh", "{=}"))),
     (
         "memory",

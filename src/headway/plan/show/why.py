@@ -12,12 +12,15 @@ step_seconds = 5.93 s (4.94 s to 7.41 s)
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from fnmatch import fnmatchcase
 
 from headway.base.errors import ConfigError
 from headway.formulas.quantity import Quantity, show_number
 from headway.plan.plan import Plan, unknown_name
+from headway.plan.rates import PREDICTED
 from headway.plan.show.meanings import meaning_of
+from headway.plan.show.summary import LINES
 from headway.plan.show.with_numbers import with_numbers
 
 WIDTH = 100
@@ -41,6 +44,28 @@ SAME = {
     "price": "cost",
 }
 """What people say for a word of a name. Only tried where the name as given is none."""
+EVERYDAY = {label: tuple(name for name, _ in parts) for label, parts in LINES} | {
+    "mfu": ("mfu_causal",),
+    "utilization": ("mfu_causal",),
+    "wall time": ("wall_seconds", "predicted_seconds"),
+    "days": ("wall_seconds", "predicted_seconds"),
+    "cost": ("electricity_cost", "gpu_hours"),  # where there is no price, and so no quantity of that name
+    "price": ("cost", "electricity_cost", "gpu_hours"),
+    "checkpoint": ("checkpoint_bytes",),
+    "layout": ("layout_*", "processes"),
+    "batch": ("main_batch",),
+    "batch size": ("main_batch",),
+    "failures": ("expected_failures", "mean_time_between_interruptions"),
+    "interruptions": ("expected_failures", "mean_time_between_interruptions"),
+    "mtbf": ("mean_time_between_interruptions",),
+    "goodput": ("simulated_goodput", "effective_training_share"),
+    "learning rate": ("peak_rate",),
+    "lr": ("peak_rate",),
+    "flops": ("flops_6n",),
+    "gpus": ("processes",),
+}
+"""What people ask for in a word or two -> the first of these that the plan has. Labels of the summary lead to its quantities."""
+PARTS_OF_LAYOUTS = ("layout_step_seconds_", "layout_mfu_")
 
 
 def find_quantity(plan: Plan, asked: str) -> Quantity:
@@ -62,17 +87,23 @@ def normal(text: str) -> str:
     return "_".join(text.casefold().replace("-", " ").replace("_", " ").split())
 
 
+_EVERYDAY = {normal(words): names for words, names in EVERYDAY.items()}
+
+
 def candidates(asked: str, names: Iterable[str], shown: Iterable[str] = ()) -> list[str]:
     """Names that ``asked`` can mean: exactly one where it is clear, none where nothing fits.
 
-    In this order: the name; the name with a word replaced by what the plan calls it; the one name that is ``asked`` and a
-    unit; names that hold all the words, those that are shown before those that others stand on.
+    In this order: the name; the name with a word replaced by what the plan calls it; an everyday word; the one name that is
+    ``asked`` and a unit; names that hold all the words, those that are shown before those that others stand on.
     """
     names, shown = list(names), set(shown)
     by_normal = {normal(name): name for name in names}
     for form in dict.fromkeys((normal(asked), _as_the_plan_says(asked))):
         if form in by_normal:
             return [by_normal[form]]
+    everyday = _everyday(normal(asked), names)
+    if everyday is not None:
+        return [everyday]
     for form in dict.fromkeys((normal(asked), _as_the_plan_says(asked))):
         for unit in ("seconds", "bytes"):
             if f"{form}_{unit}" in by_normal:
@@ -82,6 +113,16 @@ def candidates(asked: str, names: Iterable[str], shown: Iterable[str] = ()) -> l
         if found:
             return _clearest(found, shown, len(words))
     return []
+
+
+def _everyday(asked: str, names: Sequence[str]) -> str | None:
+    """What a word of everyday use, in the singular or plural, leads to; None where it is none or leads nowhere here."""
+    for word in (asked, f"{asked}s", asked.removesuffix("s")):
+        for pattern in _EVERYDAY.get(word, ()):
+            fits = (name for name in names if fnmatchcase(name, pattern) and not name.startswith(PARTS_OF_LAYOUTS))
+            if (found := next(fits, None)) is not None:
+                return found
+    return None
 
 
 def _as_the_plan_says(asked: str) -> str:
@@ -122,7 +163,7 @@ def explain(quantity: Quantity) -> Iterator[str]:
 
 
 def _tree(quantity: Quantity, indent: str, seen: set[str], depth: int) -> Iterator[str]:
-    yield f"{indent}{quantity.name} = {quantity.shown()}"
+    yield from _wrapped(f"{quantity.name} = ", quantity.shown(), indent)
     inner = indent + "    "
     if quantity.name in seen:
         yield f"{inner}(as above)"
@@ -139,7 +180,7 @@ def _tree(quantity: Quantity, indent: str, seen: set[str], depth: int) -> Iterat
             yield first.replace(inner, inner + symbol, 1)
             yield from rest
         else:
-            yield f"{inner}{name} = {_plain(value)}"
+            yield from _wrapped(f"{name} = ", _plain(value), inner)
 
 
 def _said(quantity: Quantity, indent: str) -> Iterator[str]:
@@ -184,9 +225,11 @@ def range_in_words(quantity: Quantity) -> str:
 def reason_for_range(quantity: Quantity) -> str:
     """For a range that starts here: what kind of statement the number is."""
     source = quantity.source.casefold()
+    if "range assumed" in source:
+        return "how far such figures differ is assumed"
     if "calibration" in source or "measured" in quantity.formula:
         return "what repeated measurements and the drift of a machine leave open"
-    if "plan.step_time" in quantity.source:
+    if quantity.source == PREDICTED:
         return "the error of the model of a step on chips and model families that its fit never saw"
     if "assumed" in source or "assumed" in quantity.formula:
         return "nobody measured it here, and it differs that much from place to place"

@@ -22,6 +22,8 @@ from enum import StrEnum
 
 from headway.plan.step.shares import busiest_blocks, kv_ways, model_parts, routed_blocks
 from headway.plan.work import Layout, Pipeline, Recompute, Work
+from headway.recipe.roles import norms_of_block
+from headway.recipe.spec import ModelSpec
 
 
 class Axis(StrEnum):
@@ -112,19 +114,9 @@ def collectives(work: Work, layout: Layout) -> tuple[Collective, ...]:
 # --- sizes that several share ---------------------------------------------------------------------------------------------
 
 
-def element_bytes(work: Work) -> int:
-    """Of activations between ranks: eight-bit products still exchange sixteen-bit activations."""
-    return 4 if work.precision == "float32" else 2
-
-
-def rank_tokens(work: Work, layout: Layout) -> float:
-    """Of one micro-batch: a context rank's part of its sequences."""
-    return layout.micro_batch * work.sequence / layout.cp
-
-
 def stream_bytes(work: Work, layout: Layout) -> float:
     """The residual stream of one micro-batch on a context rank, whole over tp: 2 s b d / c."""
-    return rank_tokens(work, layout) * work.model.width * element_bytes(work)
+    return work.rank_tokens(layout) * work.model.width * work.element_bytes
 
 
 def kv_bytes(work: Work, layout: Layout) -> float:
@@ -134,7 +126,7 @@ def kv_bytes(work: Work, layout: Layout) -> float:
         per_token = model.latent.kv_rank + model.latent.rope_width
     else:
         per_token = 2 * model.kv_heads * model.head_width // kv_ways(model, layout.tp)
-    return layout.micro_batch * work.sequence * per_token * element_bytes(work)
+    return layout.micro_batch * work.sequence * per_token * work.element_bytes
 
 
 # --- tensor parallelism ---------------------------------------------------------------------------------------------------
@@ -158,36 +150,45 @@ def _tp(
 
 
 def _tp_blocks(work: Work, layout: Layout) -> Iterator[Collective]:
-    """Attention and feed-forward each gather before and sum after, one pair for both in a parallel block."""
+    """What attention and feed-forward read is gathered before, what they make is summed after."""
     passes, stream = layout.micro_batches(work.batch), stream_bytes(work, layout)
-    per_block = 1 if work.model.block == "parallel" else 2
     routed = routed_blocks(work.model, layout) if layout.ep > 1 and layout.sequence_parallel else 0
-    plain = per_block * busiest_blocks(work.model, layout) - routed
-    yield from _tp_regions("", layout, stream, passes * plain)
+    reads, makes = _regions(work.model)
+    blocks = busiest_blocks(work.model, layout)
+    yield from _tp_regions("", layout, stream, (passes * (reads * blocks - routed), passes * (makes * blocks - routed)))
     if routed and work.model.experts is not None:
         # Tokens arrive on one tp rank and are needed on all that hold a part of the expert.
         copies = work.model.experts.top_k + (1 if work.model.experts.shared else 0)
-        yield from _tp_regions(" of experts", layout, copies * stream, passes * routed)
+        yield from _tp_regions(" of experts", layout, copies * stream, (passes * routed, passes * routed))
 
 
-def _tp_regions(what: str, layout: Layout, payload: float, calls: float) -> Iterator[Collective]:
-    """``calls`` regions that start with a product split by columns and end with one split by rows."""
-    again = layout.recompute is Recompute.FULL
+def _regions(model: ModelSpec) -> tuple[int, int]:
+    """Inputs that a block's products read, outputs that are summed: a parallel block adds attention and feed-forward before."""
+    return norms_of_block(model)[1], 1 if model.block.startswith("parallel") else 2
+
+
+def _tp_regions(what: str, layout: Layout, payload: float, regions: tuple[float, float]) -> Iterator[Collective]:
+    """``regions``: inputs of products that are split by columns, outputs of products that are split by rows."""
+    again, (inputs, outputs) = layout.recompute is Recompute.FULL, regions
+
+    def one(name: str, kind: Kind, calls: float, phase: Phase = Phase.BACKWARD, overlaps: str = "") -> Collective:
+        return _tp(name.replace("puts", f"puts{what}", 1), kind, layout, payload, calls, phase, overlaps)
+
     if not layout.sequence_parallel:
-        yield _tp(f"sum of outputs{what}", Kind.ALL_REDUCE, layout, payload, calls, Phase.FORWARD)
+        yield one("sum of outputs", Kind.ALL_REDUCE, outputs, Phase.FORWARD)
         if again:
-            yield _tp(f"sum of outputs{what}, recomputed", Kind.ALL_REDUCE, layout, payload, calls, Phase.BACKWARD)
-        yield _tp(f"sum of input gradients{what}", Kind.ALL_REDUCE, layout, payload, calls, Phase.BACKWARD, _WEIGHT_GRADIENT)
+            yield one("sum of outputs, recomputed", Kind.ALL_REDUCE, outputs)
+        yield _tp(f"sum of input gradients{what}", Kind.ALL_REDUCE, layout, payload, inputs, Phase.BACKWARD, _WEIGHT_GRADIENT)
         return
-    yield _tp(f"gather of inputs{what}", Kind.ALL_GATHER, layout, payload, calls, Phase.FORWARD)
-    yield _tp(f"scatter of outputs{what}", Kind.REDUCE_SCATTER, layout, payload, calls, Phase.FORWARD)
+    yield one("gather of inputs", Kind.ALL_GATHER, inputs, Phase.FORWARD)
+    yield one("scatter of outputs", Kind.REDUCE_SCATTER, outputs, Phase.FORWARD)
     if again:
-        yield _tp(f"gather of inputs{what}, recomputed", Kind.ALL_GATHER, layout, payload, calls, Phase.BACKWARD)
-        yield _tp(f"scatter of outputs{what}, recomputed", Kind.REDUCE_SCATTER, layout, payload, calls, Phase.BACKWARD)
-    yield _tp(f"gather of output gradients{what}", Kind.ALL_GATHER, layout, payload, calls, Phase.BACKWARD)
+        yield one("gather of inputs, recomputed", Kind.ALL_GATHER, inputs)
+        yield one("scatter of outputs, recomputed", Kind.REDUCE_SCATTER, outputs)
+    yield _tp(f"gather of output gradients{what}", Kind.ALL_GATHER, layout, payload, outputs, Phase.BACKWARD)
     # Only the shard of the input was kept; its gather hides behind the gradient of the same input.
-    yield _tp(f"gather of inputs again{what}", Kind.ALL_GATHER, layout, payload, calls, Phase.BACKWARD, _INPUT_GRADIENT)
-    yield _tp(f"scatter of input gradients{what}", Kind.REDUCE_SCATTER, layout, payload, calls, Phase.BACKWARD, _WEIGHT_GRADIENT)
+    yield _tp(f"gather of inputs again{what}", Kind.ALL_GATHER, layout, payload, inputs, Phase.BACKWARD, _INPUT_GRADIENT)
+    yield _tp(f"scatter of input gradients{what}", Kind.REDUCE_SCATTER, layout, payload, inputs, Phase.BACKWARD, _WEIGHT_GRADIENT)
 
 
 def _tp_ends(work: Work, layout: Layout) -> Iterator[Collective]:
@@ -203,7 +204,7 @@ def _tp_ends(work: Work, layout: Layout) -> Iterator[Collective]:
         yield _tp("embedding", Kind.ALL_REDUCE, layout, stream, passes, Phase.FORWARD, stage="first")
         yield _tp("head gradient", Kind.ALL_REDUCE, layout, stream, heads, Phase.BACKWARD, stage="last")
     # Largest logit, sum of exponentials, logit of the target: one fp32 per token each.
-    yield _tp("loss", Kind.ALL_REDUCE, layout, 4 * rank_tokens(work, layout), 3 * heads, Phase.FORWARD, stage="last")
+    yield _tp("loss", Kind.ALL_REDUCE, layout, 4 * work.rank_tokens(layout), 3 * heads, Phase.FORWARD, stage="last")
 
 
 _WEIGHT_GRADIENT = "gradient of the same product's weights"
@@ -297,7 +298,8 @@ _NEXT_FORWARD = "forward pass of the neighbouring blocks"
 
 @dataclass(frozen=True, slots=True)
 class _Unit:
-    """Parameters that are reduced or gathered together: a block, its experts, the embedding, the head."""
+    """Parameters that are reduced or gathered together: a block, its experts, the embedding, the head with the last norm (and
+    what heads for further tokens have beside their blocks)."""
 
     name: str
     parameters: float  # on one rank, before sharding
@@ -334,8 +336,8 @@ def _units(work: Work, layout: Layout) -> Iterator[_Unit]:
         yield _Unit("experts", parts.routed.routed(layout), routed, layout.ep, "")
     yield _Unit("embedding", parts.embedding / layout.tp, 1, 1, "first")
     copied = parts.embedding if model.tied_embeddings and layout.pp > 1 else 0
-    if parts.head or copied:
-        yield _Unit("head", (parts.head or copied) / layout.tp, 1, 1, "last")
+    name = "head and last norm" if parts.head or copied else "last norm"
+    yield _Unit(name, (parts.head or copied) / layout.tp + parts.ends, 1, 1, "last")
 
 
 def _dp(

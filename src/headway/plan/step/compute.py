@@ -1,8 +1,7 @@
 """Seconds of computation on one chip: the products, attention and memory-bound passes of a block, the head, the update.
 
     product      2 m k n / rate  +  2 (m k + k n + m n) / bandwidth     operands stream in beside the arithmetic, never for free
-    attention    flash: FLOP / (bandwidth x constant): its inner loop is bound by vector units and on-chip traffic, which
-                 have grown with memory bandwidth and not with matrix peaks; else products, and passes over the scores
+    attention    flash: the share of the peak that the kernel reaches on this chip; else products, and passes over the scores
     passes       bytes that elementwise operations read and write / bandwidth
 
 A block of one micro-batch is counted on one rank: its share of tokens (cp), of heads and columns (tp), of experts (ep).
@@ -14,17 +13,23 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
-from headway.formulas.chips import Chip
+from headway.formulas.chips import Chip, dense_peak
 from headway.plan.step.fitted import FITTED, Constants
-from headway.plan.work import Implementation, Layout, Recompute, Work
+from headway.plan.work import EXPERT_IMBALANCE, Implementation, Layout, Recompute, Work
+from headway.recipe.roles import count_norms
 from headway.recipe.spec import ModelSpec
 
 ACHIEVABLE_SHARE = 0.8
 """Of the dense peak, for chips whose best product nobody has measured: the measured ones reach 0.73 to 0.93."""
-FLASH_GENERATIONS = {1: 1.0, 2: 2.0, 3: 3.4}
-"""Speed relative to the first: twice (arXiv 2307.08691), and 1.5 to 2 times that (arXiv 2407.08608, Hopper only)."""
-FLASH_BACKWARD = 2.5
-"""Five products instead of two."""
+FLASH_SHARE = 0.6
+"""Of what products achieve, for chips whose attention nobody has measured."""
+ROUTED_LAUNCH_SECONDS = 2.5e-3
+"""Of the host per block with experts and pass: permutations, many small products, sizes that the host must know. Assumed."""
+FLASH_BACKWARD = {1: 2.5, 2: 3.0}
+"""Seconds over the forward pass's: five products instead of two, from the second generation on at 0.83 of its rate (arXiv
+2307.08691: 63 % against 73 %); the first generation's constant was fitted over both."""
+CONTEXT_PARALLEL_ATTENTION = 1.1
+"""Attention in pieces, whose results are joined: assumed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +45,7 @@ class BlockSeconds:
 class _Rank:
     """What one rank computes with: rates and local sizes."""
 
+    chip: Chip
     tokens: float
     rate: float
     wide_rate: float
@@ -49,21 +55,19 @@ class _Rank:
     def product(self, m: float, k: float, n: float, count: float = 1.0, wide: bool = False) -> float:
         """``count`` products of (m x k) and (k x n). ``wide``: in sixteen bits whatever the precision."""
         arithmetic = 2 * m * k * n / ((self.wide_rate if wide else self.rate) * self.constants.gemm)
-        return count * (arithmetic + 2 * (m * k + k * n + m * n) / (self.bandwidth * self.constants.operand))
+        read = 2 if wide or self.rate == self.wide_rate else 1  # bytes of an operand; results have two
+        return count * (arithmetic + (read * (m * k + k * n) + 2 * m * n) / (self.bandwidth * self.constants.operand))
 
     def passes(self, bytes_: float) -> float:
         return bytes_ / (self.bandwidth * self.constants.memory)
 
 
 def achievable(chip: Chip, precision: str) -> float:
-    """FLOP/s that a product without end reaches."""
+    """FLOP/s that a product without end reaches. ConfigError where the chip has no such rate."""
     known = chip.achievable.get(precision)
-    if known is None and precision == "float16":
-        known = chip.achievable.get("bfloat16")
     if known is not None:
         return known
-    peak = chip.peaks.get(precision) or chip.peaks.get("bfloat16") or max(chip.peaks.values())
-    return ACHIEVABLE_SHARE * peak
+    return ACHIEVABLE_SHARE * dense_peak(chip, precision)
 
 
 @lru_cache(maxsize=8192)
@@ -85,7 +89,7 @@ def block_seconds(work: Work, layout: Layout, chip: Chip, routed: bool, constant
         again = passes + sum(rank.product(*product) for product in _from_latents(work.model, layout, rank.tokens))
     if layout.recompute is Recompute.SELECTIVE and not work.implementation.flash:
         again = attention
-    floor = constants.launch_seconds
+    floor = ROUTED_LAUNCH_SECONDS if routed else constants.launch_seconds
     return BlockSeconds(
         max(total, floor), max(backward + attention_back + passes_back, 2 * floor), max(again, floor) if again else 0.0
     )
@@ -102,15 +106,28 @@ def head_seconds(work: Work, layout: Layout, chip: Chip, constants: Constants = 
     return forward, heads * (products + rank.passes(8 * rank.tokens * V))
 
 
-def update_seconds(parameters: float, chip: Chip, constants: Constants = FITTED) -> float:
-    """AdamW over ``parameters`` of this rank: gradient, two moments and master weights read, all but the gradient written."""
-    return 32 * parameters / (chip.memory_bandwidth * constants.memory)
+HOST_BYTES_PER_SECOND = 25e9
+"""Of one device to host memory, and of the host's memory per device: assumed (PCIe 4 x16 reaches about that)."""
+
+
+def update_seconds(parameters: float, work: Work, layout: Layout, chip: Chip, constants: Constants = FITTED) -> float:
+    """AdamW over ``parameters`` of this rank: gradients read, master weights and moments read and written, weights written.
+
+    With offload the host does it: gradients go there and weights come back over the host's link.
+    """
+    passed = work.gradient_bytes + work.weight_bytes
+    touched = passed + 2 * work.optimizer_bytes
+    if layout.offload:
+        return parameters * (passed + touched) / HOST_BYTES_PER_SECOND
+    return parameters * touched / (chip.memory_bandwidth * constants.memory)
 
 
 def _rank(work: Work, layout: Layout, chip: Chip, constants: Constants) -> _Rank:
-    wide = achievable(chip, "float16" if work.precision == "float16" else "bfloat16")
-    rate = achievable(chip, work.precision) if work.precision == "float8" else wide
-    return _Rank(layout.micro_batch * work.sequence / layout.cp, rate, wide, chip.memory_bandwidth, constants)
+    wide = "float16" if work.precision == "float16" else "bfloat16"
+    wide_rate = achievable(chip, wide)
+    rate = achievable(chip, work.precision) if work.precision == "float8" else wide_rate
+    tokens = work.rank_tokens(layout)
+    return _Rank(chip, tokens, rate, wide_rate, chip.memory_bandwidth, constants)
 
 
 # --- products -----------------------------------------------------------------------------------------------------------
@@ -149,11 +166,13 @@ def _ffn_products(model: ModelSpec, tp: int, n: float, width: float | None = Non
 
 
 def _expert_products(work: Work, layout: Layout, n: float) -> list[Product]:
-    """Every rank's tokens are spread over all experts and as many come back to it, so its own experts see n top_k tokens."""
+    """Every rank's tokens are spread over all experts and as many come back to it, so its own experts see n top_k tokens; the
+    fullest rank, for which all wait, sees more."""
     model, experts = work.model, work.model.experts
     assert experts is not None
     local = experts.experts / layout.ep
-    each, F = n * experts.top_k / local, experts.width / layout.tp
+    load = EXPERT_IMBALANCE if layout.ep > 1 else 1.0
+    each, F = load * n * experts.top_k / local, experts.width / layout.tp
     routed: list[Product] = [(each, model.width, (2 if model.gated else 1) * F, local), (each, F, model.width, local)]
     shared = _ffn_products(model, layout.tp, n, experts.shared * experts.width) if experts.shared else []
     return [(n, model.width, float(experts.experts), 1.0), *routed, *shared]
@@ -162,7 +181,7 @@ def _expert_products(work: Work, layout: Layout, n: float) -> list[Product]:
 # --- attention and passes -----------------------------------------------------------------------------------------------
 
 
-def mean_context(work: Work) -> float:
+def seen_tokens(work: Work) -> float:
     """Twice the keys that the average token meets, over all layers: the sequence, less where layers have windows."""
     model, full = work.model, work.context
     if model.window is None or model.window >= full:
@@ -174,7 +193,7 @@ def mean_context(work: Work) -> float:
 
 def _attention(work: Work, layout: Layout, rank: _Rank) -> tuple[float, float]:
     """Scores and values under a causal mask, forward and backward."""
-    model, n, context = work.model, rank.tokens, mean_context(work)
+    model, n, context = work.model, rank.tokens, seen_tokens(work)
     if model.latent is not None:
         widths = model.latent.nope_width + model.latent.rope_width + model.latent.value_width
     else:
@@ -182,15 +201,24 @@ def _attention(work: Work, layout: Layout, rank: _Rank) -> tuple[float, float]:
     H = model.heads / layout.tp
     if work.implementation.flash:
         rate = min(rank.wide_rate, flash_rate(work.implementation, rank))
-        seconds = n * context * H * widths / rate  # half of 2 n context H widths
-        return seconds, FLASH_BACKWARD * seconds
+        pieces = CONTEXT_PARALLEL_ATTENTION if layout.cp > 1 else 1.0
+        seconds = pieces * n * context * H * widths / rate  # half of 2 n context H widths
+        return seconds, FLASH_BACKWARD[1 if work.implementation.flash_generation == 1 else 2] * seconds
     # The whole square is computed, in two batched products that are bound by the scores they write and read: see the passes.
     products = 2 * n * context * H * widths / (rank.wide_rate * rank.constants.gemm)
     return products, 2 * products
 
 
 def flash_rate(implementation: Implementation, rank: _Rank) -> float:
-    return rank.constants.flash * FLASH_GENERATIONS[implementation.flash_generation] * rank.bandwidth
+    """FLOP/s of the forward pass. The first generation was bound by vector units and on-chip traffic, which have grown with
+    memory bandwidth and not with matrix peaks; later ones were written for a chip and reach a share of its products."""
+    if implementation.flash_generation == 1:
+        return rank.constants.flash * rank.bandwidth
+    known = rank.chip.attention
+    asked = implementation.flash_generation or 3
+    newest = max((generation for generation in known if generation <= asked), default=min(known, default=None))
+    share = FLASH_SHARE if newest is None else known[newest]
+    return share * rank.wide_rate
 
 
 def _passes(work: Work, layout: Layout, rank: _Rank, routed: bool) -> tuple[float, float]:
@@ -199,7 +227,7 @@ def _passes(work: Work, layout: Layout, rank: _Rank, routed: bool) -> tuple[floa
     D = n * model.width / (layout.tp if layout.sequence_parallel else 1)
     heads = n * (model.heads + model.kv_heads) * model.head_width / layout.tp if model.position == "rope" else 0.0
     inner = n * _inner_width(model, routed) / layout.tp
-    norms = {"parallel": 1, "sandwich": 4}.get(model.block, 2)
+    norms = count_norms(model)
     stream = norms * 2 + 2 * (2 if how.fused else 3)  # norms read and write; residual sums
     activation = (3 if how.fused else 5) if model.gated else 2
     rotary = 2 if how.fused else 4
@@ -208,7 +236,7 @@ def _passes(work: Work, layout: Layout, rank: _Rank, routed: bool) -> tuple[floa
     if how.dropout:
         forward, backward = forward + 3 * D, backward + 3 * D  # a mask of one byte, and the values where not fused
     if not how.flash:
-        scores = n * mean_context(work) * model.heads / layout.tp
+        scores = n * seen_tokens(work) * model.heads / layout.tp
         forward += scores * (4 + (2.5 if how.dropout else 0))  # written, softmax, read; dropout with its mask
         backward += scores * (7 + (2.5 if how.dropout else 0))  # four products touch them
     if routed and model.experts is not None:

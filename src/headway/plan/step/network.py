@@ -5,17 +5,20 @@
     small messages  t = t0 (1 + (tau / t0)^q), t0 = bytes / bandwidth: half of the peak where t0 = tau
 
 The form of the curve holds for three systems (A100, H200, B200; 32 KiB to 16 GiB) within 12 % of their measured bus
-bandwidths; an alpha-beta line is off by 19 %. Rings pass every member once per call, so large groups pay a hop each.
+bandwidths; an alpha-beta line is off by 19 %. Rings pass every domain once per call: large groups pay a hop for each.
 """
 
 from __future__ import annotations
 
 import math
 
+from headway.formulas.chips import Chip
 from headway.plan.step.communication import Collective, Kind, sent_share
 from headway.plan.step.fitted import FITTED, Constants
 from headway.plan.work import Cluster
 
+MEASURED_DOMAINS = 4
+"""Over which the network's latency was measured: more domains pay a hop for each."""
 SWITCH_SUMS = 1.25
 """Bus bandwidth of a sum inside one domain over that of a ring: 482 / 367 on H200, 846 / 720 on B200 (0.8 of the link)."""
 
@@ -24,25 +27,43 @@ def collective_seconds(one: Collective, cluster: Cluster, constants: Constants =
     """Seconds of one call of ``one``, alone on its links."""
     if one.group < 2 or one.payload_bytes <= 0:
         return 0.0
-    inside = min(one.group, max(1, cluster.domain // one.stride))
-    sent = sent_share(one.kind, one.group) * one.payload_bytes
-    if inside == one.group:
-        return _with_latency(sent / link_bandwidth(one.kind, cluster, constants), constants.link_tau, constants.tau_power)
+    inside = cluster.inside(one.group, one.stride)
     if one.kind is Kind.ALL_TO_ALL:
         return _all_to_all(one, inside, cluster, constants)
-    shared = network_bandwidth(cluster, constants) * (1 if one.kind is Kind.SEND_RECV else inside)
-    bandwidth = min(link_bandwidth(one.kind, cluster, constants), shared)
-    if one.kind is Kind.SEND_RECV:
-        return _with_latency(sent / bandwidth, constants.link_tau, constants.tau_power)
-    hops = 2 * math.log2(one.group) if one.kind is Kind.ALL_REDUCE else one.group - 1  # trees, rings
-    return _with_latency(sent / bandwidth, constants.network_tau, constants.tau_power) + hops * constants.hop_seconds
+    sent = sent_share(one.kind, one.group) * one.payload_bytes
+    link = link_bandwidth(one, inside, cluster, constants)
+    if inside == one.group:
+        return _with_latency(sent / link, constants.link_tau, constants.tau_power)
+    if one.kind is Kind.SEND_RECV:  # one hop: the network's own tau is of collectives, which have many
+        return _with_latency(sent / network_bandwidth(cluster, constants), constants.link_tau, constants.tau_power)
+    bandwidth = min(link, network_bandwidth(cluster, constants) * inside)
+    domains = one.group / inside
+    hops = (
+        2 * math.log2(domains / MEASURED_DOMAINS) if one.kind is Kind.ALL_REDUCE else domains - MEASURED_DOMAINS
+    )  # trees, rings
+    return _with_latency(sent / bandwidth, constants.network_tau, constants.tau_power) + max(0.0, hops) * constants.hop_seconds
 
 
-def link_bandwidth(kind: Kind, cluster: Cluster, constants: Constants = FITTED) -> float:
-    """Bytes per second that one chip can send inside its domain; what a switch adds up by itself counts as if sent."""
-    link = cluster.chip.link_bandwidth or cluster.network
-    sums = SWITCH_SUMS if kind is Kind.ALL_REDUCE and cluster.chip.switch_sums else 1.0
-    return sums * constants.link_efficiency * link
+def link_bandwidth(one: Collective, inside: int, cluster: Cluster, constants: Constants = FITTED) -> float:
+    """Bytes per second that one chip can send to ``inside`` members in its domain.
+
+    A switch gives all links to whoever talks; a mesh only those that lead to members; a torus those of the axes on which the
+    group lies. What a switch adds up by itself counts as if sent.
+    """
+    chip = cluster.chip
+    link = constants.link_efficiency * (chip.link_bandwidth or cluster.network)
+    if chip.topology == "mesh" and chip.domain > 1:
+        return link * max(1, inside - 1) / (chip.domain - 1)
+    if chip.topology == "torus":
+        return link * _axes_used(one.stride * inside, chip) / chip.axes
+    sums = SWITCH_SUMS if one.kind is Kind.ALL_REDUCE and chip.switch_sums else 1.0
+    return sums * link
+
+
+def _axes_used(reach: float, chip: Chip) -> int:
+    """Axes of a torus that ``reach`` neighbouring chips span."""
+    side = chip.domain ** (1 / chip.axes)
+    return min(chip.axes, max(1, math.ceil(math.log(max(reach, 2)) / math.log(side) - 1e-9)))
 
 
 def network_bandwidth(cluster: Cluster, constants: Constants = FITTED) -> float:
@@ -55,10 +76,21 @@ def _all_to_all(one: Collective, inside: int, cluster: Cluster, constants: Const
 
     A token whose members lie in one far domain is sent there once and copied over its links.
     """
-    away = one.payload_bytes / one.copies * _far_domains(one, inside)
-    near = one.payload_bytes * (inside - 1) / one.group
-    ideal = max(away / network_bandwidth(cluster, constants), near / link_bandwidth(one.kind, cluster, constants))
-    return _with_latency(ideal, constants.network_tau, constants.tau_power)
+    near = one.payload_bytes * (inside - 1) / one.group / link_bandwidth(one, inside, cluster, constants)
+    if cluster.chip.topology == "torus":
+        near = max(near, _through_the_middle(one, inside, cluster, constants))
+    if inside == one.group:
+        return _with_latency(near, constants.link_tau, constants.tau_power)
+    away = one.payload_bytes / one.copies * _far_domains(one, inside) / network_bandwidth(cluster, constants)
+    return _with_latency(max(away, near), constants.network_tau, constants.tau_power)
+
+
+def _through_the_middle(one: Collective, inside: int, cluster: Cluster, constants: Constants) -> float:
+    """Half of all messages cross a torus's bisection: payload x side / (4 x link of one direction)."""
+    chip = cluster.chip
+    axes = _axes_used(one.stride * inside, chip)
+    direction = constants.link_efficiency * (chip.link_bandwidth or cluster.network) / (2 * chip.axes)
+    return one.payload_bytes * inside ** (1 / axes) / (4 * direction)
 
 
 def _far_domains(one: Collective, inside: int) -> float:

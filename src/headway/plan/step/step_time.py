@@ -2,7 +2,7 @@
 
     busy     = passes x (blocks: compute + exposed tp, cp, ep + what dp cannot hide) + ends (embedding, head)
     step     = (passes - 1) x the slowest stage + every stage once / chunks          pipeline: fill and drain are its bubble
-             + gradients that are left to reduce + update + stragglers
+             + gradients that are left to reduce + update + stragglers (0 by the fit: what grows with a group is in its hops)
 
 Every part is in seconds of the step's wall time, so that they add up to it. Goodput (failures, saves) multiplies separately.
 """
@@ -12,11 +12,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from headway.plan.memory.stages import stages
 from headway.plan.step.communication import Axis, Collective, Phase, collectives
 from headway.plan.step.compute import block_seconds, head_seconds, update_seconds
 from headway.plan.step.fitted import FITTED, SPREAD, Constants
 from headway.plan.step.network import collective_seconds
-from headway.plan.step.shares import busiest_blocks, model_parts, routed_blocks, stage_blocks
+from headway.plan.step.shares import busiest_blocks, routed_blocks, stage_blocks
 from headway.plan.work import Cluster, Layout, Pipeline, Work
 from headway.recipe.spec import ModelSpec
 
@@ -37,39 +38,38 @@ class StepTime:
 class _Priced:
     """Seconds per step of one rank's collectives, by what they can hide behind."""
 
-    exposed: dict[Axis, float]
+    bare: dict[Axis, float]  # nothing to hide behind
+    hidden: dict[Axis, float]  # behind the computation of blocks
     forward: float  # data-parallel, behind the blocks of a forward pass
     backward: float
-    once: float  # after the last micro-batch
-    ends: float  # of the last stage alone
+    once: float  # after the last micro-batch, or before the first
+    first: float  # of the first stage alone, for its embedding
+    last: float  # of the last stage alone, for its head
 
 
 def step_time(work: Work, layout: Layout, cluster: Cluster, constants: Constants = FITTED) -> StepTime:
     """The whole step. Layouts are taken as feasible (``feasible.py``)."""
     passes = layout.micro_batches(work.batch)
     compute, again = _blocks(work, layout, cluster, constants)
-    head = sum(head_seconds(work, layout, cluster.chip, constants))
-    priced = _price(collectives(work, layout), work, cluster, constants)
-    hidden = work.implementation.overlap
-    dp = _left(priced.forward, passes * compute[0], constants, hidden) + _left(
-        priced.backward, passes * (compute[1] + again), constants, hidden
-    )
-    stage = sum(compute) + again + (sum(priced.exposed.values()) + dp) / passes
-    ends = head + priced.ends / passes
-    pace, bubble = _pipeline(work.model, layout, passes, (stage, ends))
-    once = _left(priced.once, compute[1] + again, constants, hidden)
-    update = update_seconds(_updated(work, layout), cluster.chip, constants)
+    busy = passes * (sum(compute) + again)
+    priced = _price(collectives(work, layout), work, layout, cluster, constants)
+    exposed = _exposed(priced, busy, constants)
+    dp = _data_parallel(priced, (passes * compute[0], passes * (compute[1] + again)), work, constants)
+    stage = (busy + sum(exposed.values()) + dp) / passes
+    head = sum(head_seconds(work, layout, cluster.chip, constants)) + priced.last / passes
+    pace, bubble = _pipeline(work.model, layout, stage, (priced.first / passes, head))
+    left = _left(priced.once, compute[1] + again, constants) if work.implementation.overlap else priced.once
     parts = {
         "compute": passes * sum(compute),
         "recompute": passes * again,
         "head": passes * (pace - stage),
-        "tp": priced.exposed[Axis.TP],
-        "cp": priced.exposed[Axis.CP],
-        "ep": priced.exposed[Axis.EP],
-        "dp": dp + once,
-        "pp": priced.exposed[Axis.PP],
+        "tp": exposed[Axis.TP],
+        "cp": exposed[Axis.CP],
+        "ep": exposed[Axis.EP],
+        "dp": dp + left + exposed[Axis.WORLD],
+        "pp": exposed[Axis.PP],
         "bubble": bubble,
-        "update": update,
+        "update": _update(work, layout, cluster, constants),
     }
     healthy = sum(parts.values())
     parts["stragglers"] = healthy * constants.stragglers * max(0, (cluster.chips // cluster.domain).bit_length() - 1)
@@ -92,24 +92,41 @@ def _blocks(work: Work, layout: Layout, cluster: Cluster, constants: Constants) 
     return (forward, backward), again
 
 
-def _price(found: Iterable[Collective], work: Work, cluster: Cluster, constants: Constants) -> _Priced:
-    exposed = dict.fromkeys((Axis.TP, Axis.CP, Axis.EP, Axis.PP, Axis.WORLD), 0.0)
-    forward = backward = once = ends = 0.0
+def _price(found: Iterable[Collective], work: Work, layout: Layout, cluster: Cluster, constants: Constants) -> _Priced:
+    bare, hidden = (dict.fromkeys((Axis.TP, Axis.CP, Axis.EP, Axis.PP, Axis.WORLD), 0.0) for _ in range(2))
+    forward = backward = 0.0
+    once, ends = {"": 0.0, "first": 0.0, "last": 0.0, "ends": 0.0}, {"first": 0.0, "last": 0.0}
     for one in found:
         seconds = one.calls * collective_seconds(one, cluster, constants)
         if one.axis in (Axis.DP_SHARD, Axis.DP_REPLICATE):
             if not one.every_pass:
-                once += seconds
+                once[one.stage] += seconds
             elif one.phase is Phase.FORWARD:
                 forward += seconds + _copies(one, cluster, constants)
             else:
                 backward += seconds + _copies(one, cluster, constants)
-        elif one.stage == "last":
-            ends += seconds
-        elif one.stage != "first":
+        elif one.stage in ends:
+            ends[one.stage] += seconds
+        else:
             hides = one.overlaps or (one.axis is Axis.TP and work.implementation.overlap_tp)
-            exposed[one.axis] += seconds * (constants.contention if hides else 1.0)
-    return _Priced(exposed, forward, backward, once, ends)
+            (hidden if hides else bare)[one.axis] += seconds
+    # One rank is both ends of a pipeline of one stage, and at most one of them of a longer one.
+    both = sum if layout.pp == 1 else max
+    return _Priced(bare, hidden, forward, backward, once[""] + both((once["first"], once["last"])), ends["first"], ends["last"])
+
+
+def _exposed(priced: _Priced, busy: float, constants: Constants) -> dict[Axis, float]:
+    """By axis: what is bare, and its share of what computation does not hide."""
+    wanted = sum(priced.hidden.values())
+    share = _left(wanted, busy, constants) / wanted if wanted else 0.0
+    return {axis: seconds + share * priced.hidden[axis] for axis, seconds in priced.bare.items()}
+
+
+def _data_parallel(priced: _Priced, behind: tuple[float, float], work: Work, constants: Constants) -> float:
+    """What gathers and scatters of every micro-batch add to forward and backward passes of ``behind`` seconds."""
+    if not work.implementation.overlap:
+        return priced.forward + priced.backward
+    return _left(priced.forward, behind[0], constants) + _left(priced.backward, behind[1], constants)
 
 
 def _copies(one: Collective, cluster: Cluster, constants: Constants) -> float:
@@ -117,35 +134,34 @@ def _copies(one: Collective, cluster: Cluster, constants: Constants) -> float:
     return one.calls * 2 * one.payload_bytes / (cluster.chip.memory_bandwidth * constants.memory)
 
 
-def _left(seconds: float, behind: float, constants: Constants, hidden: bool) -> float:
-    """What collectives of ``seconds`` add to computation of ``behind`` seconds."""
-    if not hidden:
-        return seconds
+def _left(seconds: float, behind: float, constants: Constants) -> float:
+    """What collectives of ``seconds`` add to computation of ``behind`` seconds that runs beside them."""
     return max(0.0, seconds - behind) + constants.contention * min(seconds, behind)
 
 
-def _pipeline(model: ModelSpec, layout: Layout, passes: int, seconds: tuple[float, float]) -> tuple[float, float]:
+def _pipeline(model: ModelSpec, layout: Layout, stage: float, ends: tuple[float, float]) -> tuple[float, float]:
     """The slowest stage's seconds for one micro-batch, and what filling and draining the pipeline takes.
 
-    ``seconds``: of the stage with most blocks, and of head and loss, which the last stage has beside its blocks.
+    ``stage``: of the stage with most blocks. ``ends``: what first and last stage have beside their blocks.
     """
-    stage, ends = seconds
+    first, last = ends
     if layout.pp == 1:
-        return stage + ends, 0.0
+        return stage + first + last, 0.0
     blocks = busiest_blocks(model, layout)
     stages = [size / blocks * stage for size in stage_blocks(model, layout)]
-    stages[-1] += ends
+    stages[0] += first
+    stages[-1] += last
     pace = max(stages)
     share = 1 / 3 if layout.pipeline is Pipeline.ZERO_BUBBLE else 1.0  # of a pass, what cannot be filled with weight gradients
     return pace, share * (sum(stages) - pace) / layout.virtual
 
 
-def _updated(work: Work, layout: Layout) -> float:
-    """Parameters whose moments lie on one rank of the busiest stage."""
-    parts, blocks, routed = model_parts(work.model), busiest_blocks(work.model, layout), routed_blocks(work.model, layout)
-    dense = (blocks - routed) * parts.dense.dense(work.model, layout) + routed * parts.routed.dense(work.model, layout)
-    dense += (parts.embedding + parts.head) / (layout.tp * min(layout.pp, 2))
-    experts = routed * parts.routed.routed(layout)
+def _update(work: Work, layout: Layout, cluster: Cluster, constants: Constants) -> float:
+    """Of the stage with most parameters: those whose moments lie on one rank."""
+    found = stages(work.model, layout.pp, layout.virtual, layout.tp, layout.ep)
     if layout.zero == 0:
-        return dense + experts
-    return dense / layout.shards + experts / max(1, layout.shards // layout.ep)
+        held = max(stage.plain + stage.experts for stage in found)
+    else:
+        ways = max(1, layout.shards // layout.ep)
+        held = max(stage.plain / layout.shards + stage.experts / ways for stage in found)
+    return update_seconds(held, work, layout, cluster.chip, constants)

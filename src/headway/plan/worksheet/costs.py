@@ -1,22 +1,21 @@
 """What device hours cost: money, energy, carbon, and the checkpoints that are kept for good. For a plan and a worksheet.
 
-    devices x hours --price per hour----------------------> cost
-                    --watts x PUE------------> energy ----> carbon, by the grid's kg per kWh
-    run time / interval / every n-th --------> kept ------> bytes x price per TB and month
+    devices x wall_seconds --price per hour----------------------> cost
+                           --watts x PUE------------> energy ----> carbon, by the grid's kg per kWh
+    kept checkpoints ----------------------> bytes x price per TB and month
 
 Every factor is a quantity with its range; a product's range is that of all factors erring the same way.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from headway.formulas.chips import Chip
-from headway.formulas.failures import Interruptions, wall_seconds_self_consistent
 from headway.formulas.quantity import Input, Quantity, unknown
+from headway.plan.outlook import kept_checkpoints
 from headway.plan.plan import Section
+from headway.plan.ranges import product
 
 if TYPE_CHECKING:
     from headway.plan.facts import PlanFacts
@@ -27,22 +26,6 @@ OVERHEAD_SOURCE = "assumed; a machine of eight 700 W devices is rated at 10.2 kW
 USUAL_PUE = (1.05, 1.2, 1.56)
 PUE_SOURCE = "assumed; 1.56 is the mean of the Uptime Institute's survey of 2024, large new sites report 1.1 and less"
 SECONDS_OF_MONTH = 30 * 86400
-
-
-def product(name: str, unit: str, formula: str, factors: Mapping[str, Input], scale: float = 1.0, source: str = "") -> Quantity:
-    """``scale`` times all factors, which are not negative, with its range; unknown where a factor is."""
-    missing = next((q for q in factors.values() if isinstance(q, Quantity) and q.value is None), None)
-    if missing is not None:
-        return unknown(name, unit, missing.formula)
-    low = value = high = scale
-    exact = True
-    for factor in factors.values():
-        one = factor if isinstance(factor, Quantity) else Quantity("", factor, "", "")
-        low *= one.number() if one.low is None else one.low
-        value *= one.number()
-        high *= one.number() if one.high is None else one.high
-        exact = exact and not one.is_estimate
-    return Quantity(name, value, unit, formula, factors, source, None if exact else low, None if exact else high)
 
 
 # --- factors ------------------------------------------------------------------------------------------------------------
@@ -80,45 +63,15 @@ def carbon_quantity(energy: Quantity, intensity: Quantity, name: str = "carbon_k
 # --- of an ordinary plan ------------------------------------------------------------------------------------------------
 
 
-def worksheet_section(facts: PlanFacts) -> Section | None:
-    """Device hours, cost, energy, carbon, kept checkpoints; nothing where neither a chip nor a price is known."""
+def worksheet_section(facts: PlanFacts) -> Section:
+    """Device hours, cost, energy, carbon, kept checkpoints."""
     deployment = facts.deployment
-    if deployment.chip is None and deployment.price_per_hour is None:
-        return None
-    occupied = occupied_seconds(facts)
-    factors: dict[str, Input] = {"devices": deployment.world, "occupied_seconds": occupied}
-    hours = product("gpu_hours", "device hours", "devices x occupied_seconds / 3,600", factors, 1 / 3600)
+    held = facts.wall_seconds
+    factors: dict[str, Input] = {"devices": deployment.world, held.name: held}
+    hours = product("gpu_hours", "device hours", f"devices x {held.name} / 3,600", factors, 1 / 3600)
     energy = energy_quantity(hours, watts_quantity(deployment.chip, deployment.power.watts), pue_quantity(deployment.power.pue))
-    parts = [occupied, hours, _cost(facts, hours), energy, *_electricity(facts, energy), _carbon(facts, energy)]
-    return Section("Cost, energy and carbon", (*parts, *_kept(facts, occupied)))
-
-
-def occupied_seconds(facts: PlanFacts) -> Quantity:
-    """Time that the devices are held: training, saves, interruptions, by the self-consistent formula."""
-    name, useful, between = "occupied_seconds", facts.training_seconds, facts.deployment.between_failures
-    if useful.value is None:
-        return unknown(name, "seconds", useful.formula)
-    if between is None:
-        inputs: dict[str, Input] = {"training_seconds": useful}
-        formula = "training_seconds: failures.every is not known, saves and evaluations are left out"
-        return Quantity(name, useful.value, "seconds", formula, inputs, useful.source, useful.low, useful.high)
-    failures, save = facts.deployment.failures, facts.save_seconds
-    every = facts.deployment.checkpoints.every or facts.steps_per_checkpoint.number() * facts.step_seconds.number()
-    base = Interruptions(between, failures.restart + failures.detection, every, save.number())
-    at = [(useful.low, save.low), (useful.value, save.value), (useful.high, save.high)]
-    times = [
-        wall_seconds_self_consistent(float(t if t is not None else useful.number()), replace(base, save=_number(c, save)))
-        for t, c in at
-    ]
-    if any(time is None for time in times):
-        return unknown(name, "seconds", "interruptions come faster than work is saved")
-    low, value, high = (float(time or 0) for time in times)
-    inputs = {"T0": useful, "c": save, "tau": every, "R": base.restart, "M": between}
-    return Quantity(name, value, "seconds", "T0 (1 + c / tau) / (1 - (tau / 2 + R) / M)", inputs, "self-consistent", low, high)
-
-
-def _number(value: float | int | str | None, otherwise: Quantity) -> float:
-    return float(value) if isinstance(value, int | float) else otherwise.number()
+    parts = [hours, _cost(facts, hours), energy, *_electricity(facts, energy), _carbon(facts, energy)]
+    return Section("Cost, energy and carbon", (*parts, *_kept(facts)))
 
 
 def _cost(facts: PlanFacts, hours: Quantity) -> Quantity:
@@ -147,36 +100,16 @@ def _carbon(facts: PlanFacts, energy: Quantity) -> Quantity:
     return carbon_quantity(energy, Quantity("carbon_per_kwh", power.carbon_per_kwh, "kg/kWh", "stated", {}, source))
 
 
-def _kept(facts: PlanFacts, occupied: Quantity) -> list[Quantity]:
-    """Checkpoints that are kept for good, and what they cost a month. By the clock they are counted over occupied time."""
+def _kept(facts: PlanFacts) -> list[Quantity]:
+    """Checkpoints that are kept for good, and what they cost a month."""
     policy, price = facts.deployment.checkpoints, facts.deployment.storage.price_per_tb_month
     if not policy.permanent_every:
         return []
-    if policy.every is not None:
-        count = kept_quantity(occupied, policy.every, policy.permanent_every)
-    else:
-        value = int(facts.saves.number()) // policy.permanent_every
-        inputs: dict[str, Input] = {"checkpoints": facts.saves, "permanent_every": policy.permanent_every}
-        count = Quantity("kept_checkpoints", value, "times", "floor(checkpoints / permanent_every)", inputs)
+    count, unit = kept_checkpoints(facts), f"{facts.deployment.currency}/month"
     size: dict[str, Input] = {"kept_checkpoints": count, "checkpoint_bytes": facts.checkpoint_size}
     stored = product("kept_checkpoint_bytes", "bytes", "kept_checkpoints x checkpoint_bytes", size)
     if price is None:
-        return [count, stored, unknown("storage_cost", f"{facts.deployment.currency}/month", "needs storage.price_per_tb_month")]
+        return [count, stored, unknown("storage_cost", unit, "needs storage.price_per_tb_month")]
     factors: dict[str, Input] = {"kept_checkpoint_bytes": stored, "price_per_tb_month": price}
-    unit, formula = f"{facts.deployment.currency}/month", "all kept bytes x price: what they cost a month once the run has ended"
+    formula = "all kept bytes x price: what they cost a month once the run has ended"
     return [count, stored, product("storage_cost", unit, formula, factors, 1e-12, "deployment: storage.price_per_tb_month")]
-
-
-def kept_quantity(seconds: Quantity, every: float, permanent_every: int) -> Quantity:
-    """Checkpoints kept of a run that saves by the clock."""
-    name, unit = "kept_checkpoints", "times"
-    if seconds.value is None:
-        return unknown(name, unit, seconds.formula)
-    low, value, high = (
-        float(bound // every // permanent_every)
-        for bound in (seconds.low or seconds.number(), seconds.number(), seconds.high or seconds.number())
-    )
-    inputs: dict[str, Input] = {seconds.name: seconds, "every": every, "permanent_every": permanent_every}
-    exact = not seconds.is_estimate
-    formula = f"floor(floor({seconds.name} / every) / permanent_every)"
-    return Quantity(name, value, unit, formula, inputs, "", None if exact else low, None if exact else high)

@@ -23,7 +23,7 @@ from headway.base.errors import ConfigError, Problem
 from headway.formulas.flop_rates import Counts, Rate, Window, model_end_to_end
 from headway.recipe.checks import Finding, nearest_hint
 from headway.recipe.chips import Chip, check_peak, find_chip
-from headway.recipe.fields import FlopRate, Name, Parameters, Percent, Seconds, Section, Some, Whole, WholeOrZero
+from headway.recipe.fields import FlopRate, Name, Parameters, Percent, Seconds, Section, Some, Version, Whole, WholeOrZero
 from headway.recipe.lines import KeyPath
 from headway.recipe.load import place, preset_directory, read_document, sorted_problems
 from headway.recipe.problems import parse_all, read_part
@@ -32,7 +32,7 @@ from headway.recipe.schema import said
 SUFFIX = ".worksheet.toml"
 EXAMPLE = "256-gpu"
 
-NotNegative = Annotated[float, Field(ge=0)]
+NotNegative = Annotated[float, Field(ge=0, le=1e9)]
 
 # --- the file -----------------------------------------------------------------------------------------------------------
 
@@ -139,7 +139,7 @@ class Grid(Section):
 class Kept(Section):
     """Checkpoints of the main run that are kept for good."""
 
-    every: Annotated[Seconds, Field(gt=0)] = said("time between two checkpoints, duration", 1800.0)
+    every: Annotated[Seconds, Field(ge=1)] = said("time between two checkpoints, duration, at least 1s", 1800.0)
     permanent_every: WholeOrZero = said("every n-th is kept; 0: none", 8)
     bytes_per_parameter: Annotated[int, Field(ge=2, le=32)] = said("12: fp32 weights and two moments; 16: gradients too", 12)
     kept_for: Seconds = said("time that they are kept after the run, duration", 0.0)
@@ -149,7 +149,7 @@ class Worksheet(Section):
     """A reservation, shared out."""
 
     kind: Literal["worksheet"] = said("says that this file is a worksheet")
-    schema_version: Literal[1] = said("version of this format", 1)
+    schema_version: Version = said("version of this format", 1)
     name: Name = said("name of the plan")
     reservation: Reservation = said("the whole")
     first: First = said("taken off first", First())
@@ -213,9 +213,9 @@ def _check_shares(shares: Shares) -> Iterator[Finding]:
     parts = shares.model_dump()
     total = sum(parts.values())
     if abs(total - 1) > SUM_TOLERANCE:
-        words = " + ".join(f"{name} {100 * share:g}" for name, share in parts.items())
+        words = " + ".join(f"{name} {100 * share:.12g}" for name, share in parts.items())
         off = f"{100 * abs(total - 1):.4g} % {'are given twice' if total > 1 else 'belong to nobody'}"
-        yield ("shares",), Problem(f"the shares sum to {100 * total:.6g} %: {words}", "they share out the whole: 100 %", off)
+        yield ("shares",), Problem(f"the shares sum to {100 * total:.12g} %: {words}", "they share out the whole: 100 %", off)
 
 
 def _check_left(first: First, main: Main) -> Iterator[Finding]:
@@ -246,6 +246,10 @@ def _check_chip(reservation: Reservation) -> Iterator[Finding]:
         yield from ((("reservation", "accelerator"), problem) for problem in error.problems)
         return
     yield from _above_peak(("reservation", "peak"), chip, reservation.peak, reservation.precision)
+    if chip is not None and reservation.precision not in chip.peaks:
+        seen = f"{chip.name} has no rate in {reservation.precision}"
+        rule = f"it computes in {', '.join(chip.peaks)}"
+        yield ("reservation", "precision"), Problem(seen, rule, "choose one of them, or another accelerator")
 
 
 def _check_rate_on_chip(reservation: Reservation, rate: RateRange) -> Iterator[Finding]:
@@ -282,6 +286,12 @@ def _check_models(models: tuple[CandidateModel, ...]) -> Iterator[Finding]:
     for at, name in enumerate(names):
         if name in names[:at]:
             yield ("models", at, "name"), Problem(f"two models are named {name!r}", "every name is used once", "rename one")
+        if (stored := models[at].stored) is not None and stored < models[at].parameters:
+            seen = f"{stored:,} stored parameters of {name!r}, and a token passes {models[at].parameters:,}"
+            yield (
+                ("models", at, "stored"),
+                Problem(seen, "a token passes some of the stored parameters", "raise it, or remove it"),
+            )
 
 
 SUM_TOLERANCE = 1e-9

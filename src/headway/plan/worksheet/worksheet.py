@@ -11,6 +11,7 @@ The declared rate becomes a model rate over the whole window by the factors that
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -18,13 +19,13 @@ from typing import TYPE_CHECKING
 
 from headway.base.digests import digest_json
 from headway.formulas.quantity import Input, Quantity, unknown
+from headway.plan.outlook import kept_quantity
 from headway.plan.plan import Column, Plan, Risk, Section, Table
+from headway.plan.ranges import product
 from headway.plan.worksheet.costs import (
     SECONDS_OF_MONTH,
     carbon_quantity,
     energy_quantity,
-    kept_quantity,
-    product,
     pue_quantity,
     watts_quantity,
     worksheet_section,
@@ -37,6 +38,8 @@ SHARES = ("exploration", "rehearsal", "main", "contingency")
 FORMULA_OF_TOKENS = "training_hours x 3,600 x model_rate / (6 N)"
 SOURCE_OF_SIX = "6 N per token: Kaplan et al. 2020; attention is left out, embeddings count with N"
 LEAST_CONTINGENCY = 0.05
+MOST_STORAGE = 0.1
+"""Assumed: of the cost of device hours."""
 
 
 def worksheet_plan(path_or_name: str | Path, overrides: tuple[str, ...] = ()) -> Plan:
@@ -46,7 +49,8 @@ def worksheet_plan(path_or_name: str | Path, overrides: tuple[str, ...] = ()) ->
     worksheet = load_worksheet(path_or_name, overrides)
     digest = digest_json(worksheet.model_dump(mode="json"))
     sections = worksheet_sections(worksheet)
-    return Plan(worksheet.name, digest, False, sections, worksheet_risks(worksheet))
+    risks = worksheet_risks(worksheet, {q.name: q for section in sections for q in section.quantities})
+    return Plan(worksheet.name, digest, False, sections, risks, standing="a worksheet: what a reservation buys")
 
 
 def worksheet_sections(worksheet: Worksheet) -> tuple[Section, ...]:
@@ -249,7 +253,7 @@ def _figure(name: str, unit: str, figure: Figure | None, missing: str) -> Quanti
 # --- risks --------------------------------------------------------------------------------------------------------------
 
 
-def worksheet_risks(worksheet: Worksheet) -> tuple[Risk, ...]:
+def worksheet_risks(worksheet: Worksheet, known: Mapping[str, Quantity]) -> tuple[Risk, ...]:
     """What the worksheet itself provokes: resources that nobody set apart, a rate that nobody measured."""
     reserves = {
         "post-training": worksheet.first.post_training,
@@ -269,6 +273,13 @@ def worksheet_risks(worksheet: Worksheet) -> tuple[Risk, ...]:
     if worksheet.shares.contingency < LEAST_CONTINGENCY:
         share = f"{100 * worksheet.shares.contingency:.3g} % contingency"
         risks.append(Risk("little is left for what goes wrong", "any delay shortens the run, whose decay comes last", share))
+    storage, cost = known.get("storage_cost"), known["cost"]
+    if storage is not None and storage.value and cost.value and storage.number() > MOST_STORAGE * cost.number():
+        part, count = 100 * storage.number() / cost.number(), known["kept_checkpoints"].shown()
+        consequence = "nobody restores so many: keep fewer, or for a shorter time"
+        risks.append(
+            Risk("kept checkpoints cost a large part", consequence, f"{count} for {part:.3g} % of the device hours' cost")
+        )
     return tuple(risks)
 
 
