@@ -175,7 +175,11 @@ def judge(reference: Path) -> dict[str, Any]:
 
     others = {"torchtitan": torchtitan(reference), "published": published(), "outside": outside()}
     never = {name: errors(found, constants) for name, found in others.items()}
-    by_chip = joined(errors([row for row in steps["mosaic"] if row.chip == chip], found) for chip, found in chips.items())
+
+    def on_chip(chip: str) -> np.ndarray:
+        return errors([row for row in steps["mosaic"] if row.chip == chip], chips[chip])
+
+    by_chip = joined(map(on_chip, chips))
     judged = {
         "mosaic, leave one chip out": by_chip,
         "mosaic, leave one family out": of_source("mosaic"),
@@ -198,10 +202,10 @@ def judge(reference: Path) -> dict[str, Any]:
         },
         "in_sample": {name: summary(errors(found, constants)) for name, found in steps.items()},
         "judged": {name: summary(found) for name, found in judged.items()},
-        "families": {name: summary(found) for name, found in families.items()},
-        "chips_left_out": {
-            chip: summary(errors([row for row in steps["mosaic"] if row.chip == chip], found)) for chip, found in chips.items()
-        },
+        "left_out_rows_mape_median_worst_bias": [
+            [name, *summary(found).values()]
+            for name, found in [*families.items(), *((f"mosaic {chip}", on_chip(chip)) for chip in chips)]
+        ],
         "rows_seconds_error_percent_convention": {
             **{f"{name}, family left out": table(found, by_family(found)) for name, found in steps.items()},
             **{f"{name}, never fitted": table(found, never[name]) for name, found in others.items()},

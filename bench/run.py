@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "docs" / "results"
 BENCHMARKS = ("stream", "input_wait", "training", "checkpoint", "plan_accuracy", "plan_memory")
 PACKAGES = ("headway", "torch", "numpy", "scipy", "transformers", "safetensors", "tokenizers", "xxhash")
-RATIO_WORDS = ("share", "ratio", "over", "fraction", "times", "vs", "percentage", "bias")
+RATIO_WORDS = ("share", "ratio", "over", "fraction", "times", "vs", "percentage", "bias", "median", "worst")
 """A figure whose name holds one of these words is a ratio: it goes into the table."""
 
 PLAN_SPEED = ("speed.beacon_plan_ms", "speed.search_16384_s", "speed.simulate_1000_runs_s")

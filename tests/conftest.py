@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-settings.register_profile("busy machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+EXAMPLES = int(os.environ.get("HEADWAY_TEST_EXAMPLES", "100"))
+"""Of a property; make check takes fewer."""
+settings.register_profile("busy machine", deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=EXAMPLES)
 settings.load_profile("busy machine")
 
 ROOT = Path(__file__).resolve().parents[1]

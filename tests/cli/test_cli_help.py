@@ -83,6 +83,19 @@ def test_reference_pages_are_current():
         assert (ROOT / "docs" / "reference" / name).read_text() == text, f"docs/reference/{name} is stale: run make docs"
 
 
+def test_every_chip_is_on_its_page_with_its_figures():
+    from headway.recipe.chips import CHIPS
+
+    page = reference.pages()["chips.md"]
+    rows = [line.strip("| ").split(" | ") for line in page.splitlines() if line.startswith("| `")]
+    assert [row[0].strip("`") for row in rows] == list(CHIPS)
+    by_name = {row[0].strip("`"): row[1:] for row in rows}
+    assert by_name["H100-SXM"][:9] == ["989", "989", "1,979", "-", "80", "3,350", "450", "8", "50"]
+    assert by_name["V100-SXM2-16GB"][:4] == ["-", "125", "-", "-"]
+    assert by_name["Rubin"][8:10] == ["-", "announced, verified"]
+    assert {precision for chip in CHIPS.values() for precision in chip.peaks} <= set(reference.PRECISIONS)
+
+
 def test_long_names_stand_on_a_line_of_their_own():
     assert list(columns("--short X", "does this")) == ["  --short X                 does this"]
     assert list(columns("--a-very-long-option-name VALUE", "does that")) == [

@@ -147,6 +147,12 @@ def test_one_form_at_a_time(capsys, options, said):
     assert said in out + err
 
 
+def test_why_of_a_simulated_quantity_asks_for_the_simulation(capsys):
+    code, _, err = run(capsys, "plan", "beacon", "--why", "simulated goodput")
+    assert code == 2
+    assert "way out: add --simulate" in err
+
+
 def test_why_takes_words(capsys):
     code, shown, _ = run(capsys, "plan", "beacon", "--why", "step time")
     assert code == 0
@@ -173,6 +179,12 @@ def test_every_preset_is_planned_and_fits_the_width_of_a_pipe(capsys):
         code, shown, said = run(capsys, "plan", name)
         assert code in (0, 1), said
         assert max(map(len, shown.splitlines())) <= 120, name
+
+
+def test_the_summary_says_how_to_learn_the_time_where_no_rate_is_known(capsys):
+    words = " ".join(run(capsys, "plan", "demo", "--summary")[1].split())
+    assert "time unknown: --calibrate measures this machine, or state accelerator.peak_flops and utilisation" in words
+    assert "time unknown" not in " ".join(run(capsys, "plan", "beacon", "--summary")[1].split())
 
 
 def test_the_summary_is_one_screen(capsys):
@@ -264,6 +276,19 @@ def test_layouts_that_cannot_be_are_refused_with_the_way_out(capsys, layout, sai
     assert code == 2
     assert re.search(said, err)
     assert "Traceback" not in err
+
+
+def test_what_a_layout_leaves_open_is_the_fastest_that_fits(capsys):
+    """Fields that are named stay, and no plan is slower for those that are not."""
+    steps = {}
+    for layout in ("tp=8", "tp=8,micro_batch=1,zero=3,recompute=full"):
+        code, shown, said = run(capsys, "plan", "llama3-8b", "--cluster", "512xH100-SXM", "--layout", layout, "--json")
+        assert code in (0, 1), said
+        values = json.loads(shown)["values"]
+        steps[layout] = values["layout_step_seconds_main"]["value"]
+    assert "micro-batch 1, zero 3, recompute full" in values["layout_main"]["value"]
+    open_, named = steps.values()
+    assert open_ < 0.8 * named
 
 
 def test_what_a_layout_leaves_over_goes_to_dp_shard(capsys):
@@ -388,6 +413,14 @@ def test_calibrate_refuses_what_is_no_run(capsys, tmp_path):
     code, _, err = run(capsys, "plan", "calibrate", str(tmp_path))
     assert code == 2
     assert "is not a run directory" in err
+
+
+def test_calibrate_names_the_run_inside_the_directory_of_the_demo(capsys, tmp_path):
+    (tmp_path / "headway-demo" / "run").mkdir(parents=True)
+    (tmp_path / "headway-demo" / "run" / "run.json").write_text("{}")
+    code, _, err = run(capsys, "plan", "calibrate", "headway-demo")
+    assert code == 2
+    assert "way out: use headway-demo/run" in err
 
 
 def test_calibrate_writes_a_file_that_plan_takes(capsys, tmp_path, monkeypatch):

@@ -76,7 +76,7 @@ def test_declared_layouts_are_shown_per_stage_with_their_speed_and_waste(tmp_pat
     quantities = {q.name: q for q in section.quantities}
     assert len(quantities) == len(section.quantities)
     assert quantities["layout_main"].value == "tp 2, dp_shard 32, micro-batch 1, zero 3, recompute none"
-    assert quantities["layout_main"].formula == "declared"
+    assert quantities["layout_main"].formula.startswith("as declared")
     assert str(quantities["layout_long"].value).startswith("tp 8, cp 8, micro-batch 1")
     mfu, step = quantities["layout_mfu_main"], quantities["layout_step_seconds_main"]
     assert mfu.low is not None
@@ -110,11 +110,12 @@ def test_without_layouts_the_search_chooses_and_says_why(tmp_path: Path) -> None
     assert section is not None
     quantities = {q.name: q for q in section.quantities}
     assert quantities["layout_main"].source == "search over layouts"
+    assert quantities["layout_main"].formula.startswith("simplest within 3 % of the fastest of ")
     assert facts.layouts["main"].cp < facts.layouts["long"].cp
     assert [table.title for table in section.tables] == [
-        "layouts of stage main, best first",
+        "layouts of stage main: the simplest within 3 % of the fastest first, the rest by time",
         "why other layouts of stage main lose",
-        "layouts of stage long, best first",
+        "layouts of stage long: the simplest within 3 % of the fastest first, the rest by time",
         "why other layouts of stage long lose",
     ]
     for one in facts.predicted:  # the small batch of the ramp too
@@ -135,7 +136,7 @@ def test_stages_of_one_length_and_batch_share_a_search(tmp_path: Path) -> None:
     section = layout_section(facts)
     assert section is not None
     assert [table.title for table in section.tables] == [
-        "layouts of stage main, long, best first",
+        "layouts of stage main, long: the simplest within 3 % of the fastest first, the rest by time",
         "why other layouts of stage main, long lose",
     ]
 

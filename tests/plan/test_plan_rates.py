@@ -111,7 +111,8 @@ def test_figures_of_the_worked_plan():
     assert plan.quantity("context_stage_tokens").value == pytest.approx(840e9, rel=1e-3)
     assert plan.quantity("annealing_steps").value == pytest.approx(2_500, abs=5)
     padding = next(risk for risk in plan.risks if risk.rule == "the batch does not divide over the replicas")
-    assert "1,953 sequences over 128 replicas cost 4.9 % extra; 2,048 sequences cost none" in padding.number
+    assert "1,953 sequences over 128 replicas cost 4.9 % extra; 2,048 sequences cost none: " in padding.number
+    assert padding.number.endswith('batch = "16777216" (2,048 x 8,192 tokens)')
 
 
 @pytest.mark.parametrize("name", ["demo", "beacon", "llama3-405b"])

@@ -224,7 +224,10 @@ def test_a_batch_that_does_not_divide_is_priced_once():
     assert "the batch does not divide over the replicas" not in rules(spec, where(*CHIP)), "0.6 %: nobody would change it"
     uneven = draft(*GPT, "stages.0.ramp=[{from=0, batch='66560'}]")  # 65 sequences over 8 replicas: 72
     text = rules(uneven, where(*CHIP))["the batch does not divide over the replicas"]
-    assert "65 sequences over 8 replicas cost 10.8 % extra; 72 sequences cost none" in text
+    assert "65 sequences over 8 replicas cost 10.8 % extra; 72 sequences cost none: " in text
+    batch = text.split('batch = "')[1].split('"')[0]
+    mended = draft(*GPT, f"stages.0.ramp=[{{from=0, batch='{batch}'}}]")
+    assert "the batch does not divide over the replicas" not in rules(mended, where(*CHIP))
 
 
 def test_utilisation_beyond_anything_published():

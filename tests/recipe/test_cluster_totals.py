@@ -69,6 +69,16 @@ def test_what_is_carried_over_is_said():
     assert any("one node cannot shrink" in note for note in carried_over(own, alone))
 
 
+def test_what_went_with_the_other_device_is_said():
+    own = planned(*TOTALS, "price_per_hour=3.5", "power.watts=900.0")
+    price, power = carried_over(own, with_cluster(own, "16xB200"))[-2:]
+    assert price.startswith("price: 3.5 USD an hour is stated for H100-SXM: what B200-SXM costs is unknown")
+    assert power.startswith("power: 900 W are stated for H100-SXM, not for B200-SXM")
+    assert carried_over(own, with_cluster(own, "16xH100")) == (), "the same device costs and takes the same"
+    stated = own.model_copy(update={"price_per_hour": 9.0})
+    assert not any(note.startswith("price") for note in carried_over(own, with_cluster(stated, "16xB200", ["price_per_hour"])))
+
+
 def test_part_of_a_machine_has_its_storage_and_racks_count_their_machines():
     assert with_cluster(planned(*TOTALS), "4xH100").storage.write_speed == 8e9
     assert with_cluster(planned(*TOTALS), "144xGB200").storage.write_speed == 8e9 * 144 / 8

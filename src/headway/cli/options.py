@@ -44,7 +44,8 @@ LayoutOption = Annotated[
         metavar="LAYOUT",
         negative="",
         help="Sizes of the mesh axes (pp, dp_replicate, dp_shard, cp, tp, ep), such as tp=8,pp=16, and fields such as "
-        "recompute=full; dp_shard fills the rest. STAGE:tp=8,cp=16 is for one stage. Repeatable.",
+        "recompute=full; dp_shard fills the rest. Micro-batch, zero, recompute and pieces that are left open are those of the "
+        "fastest layout that fits. STAGE:tp=8,cp=16 is for one stage. Repeatable.",
     ),
 ]
 CalibrationOption = Annotated[

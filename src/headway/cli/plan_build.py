@@ -11,6 +11,7 @@ from headway.base.errors import ConfigError
 if TYPE_CHECKING:
     from headway.plan.plan import Plan
     from headway.recipe.deployment import Deployment
+    from headway.recipe.spec import Spec
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +51,7 @@ def plan_of_recipe(wanted: Wanted, *, extras: frozenset[str], calibration: Path 
 
     description = describe(wanted.recipe, wanted.overrides, wanted.deployment, runnable=calibrate)
     spec = spec_of(description, wanted.data)
-    deployment = settle(placed(description.deployment, wanted), spec.precision.compute)
+    deployment = settle(placed(spec, description.deployment, wanted), spec.precision.compute)
     check_domain(deployment)
     check_stages(deployment, [stage.name for stage in spec.stages])
     measured = measurement(spec, deployment, calibration, calibrate=calibrate)
@@ -62,7 +63,7 @@ def plan_of_recipe(wanted: Wanted, *, extras: frozenset[str], calibration: Path 
     return make_plan(spec, deployment, measured, extras=extras, notes=notes)
 
 
-def placed(deployment: Deployment, wanted: Wanted) -> Deployment:
+def placed(spec: Spec, deployment: Deployment, wanted: Wanted) -> Deployment:
     """On the cluster and with the layouts of the command line."""
     if wanted.cluster is not None:
         from headway.cli.describe import split_overrides
@@ -74,7 +75,7 @@ def placed(deployment: Deployment, wanted: Wanted) -> Deployment:
         return deployment
     from headway.plan.layout.stated import with_layouts
 
-    return with_layouts(deployment, wanted.layouts)
+    return with_layouts(spec, deployment, wanted.layouts)
 
 
 def measurement(spec: Any, deployment: Any, file: Path | None, *, calibrate: bool) -> dict[str, Any] | None:

@@ -4,6 +4,7 @@
     recipe.md      every key of a recipe, from the schema's descriptions
     deployment.md  every key of a deployment
     worksheet.md   every key of a worksheet
+    chips.md       every chip of the table
 
 ``make docs`` runs it; a test compares the pages with what it would write.
 """
@@ -17,7 +18,10 @@ import types
 import typing
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from headway.recipe.chips import Chip
 
 NOTE = "<!-- Written by `make docs`. Change the help texts or the schema instead. -->"
 
@@ -32,6 +36,25 @@ A recipe is one TOML file; [the README](../../README.md#your-own-recipe) has a s
 - `[section]` is a table, `[[section]]` one entry of a list of tables. A table whose keys all have defaults may be given as
   `{}`; where the section has a default itself, such as `rate`, it may be left out.
 - A relative `path` is relative to the working directory in which headway is started."""
+
+CHIPS_INTRODUCTION = """\
+What `--cluster 64xH100-SXM` and `accelerator.kind` of [a deployment](deployment.md) know. Peaks are dense, without sparsity;
+bandwidths go one way, and the network's is per chip as usually built. A domain is as many chips as the fast links join; where it
+is 1, the link is the bus to the host. Announced chips were not on sale when the table was written, and unverified figures were
+not checked against a source: plans say so.
+
+A chip that is not listed gets a `kind` of its own, with its `peak_flops` (dense, in the recipe's precision), its `memory` and the
+`utilisation` to assume. Time follows from these; layouts, and step times by the model of a step, need a chip of the table. The
+same keys, with `domain` and `network`, state what differs on a chip of the table.
+
+```toml
+[accelerator]
+kind = "my chip"
+peak_flops = "500T"
+memory = "96GiB"
+utilisation = 0.4
+utilisation_convention = "6N"
+```"""
 
 WORKSHEET_INTRODUCTION = """\
 A worksheet shares out a reservation and says what it buys. [The shipped one](../../recipes/256-gpu.worksheet.toml) is a start.
@@ -72,8 +95,8 @@ survives = ["process", "network"]"""
 
 DEPLOYMENT_INTRODUCTION = f"""\
 Every section may be left out: together the defaults are one process on this machine. What is said to be for plans is refused by
-`run`, which does not act upon it. This part of a deployment says how a run survives its faults; `headway plan RECIPE --simulate`
-takes all of it into account:
+`run`, which does not act upon it. Devices that `accelerator.kind` knows are in [the table of chips](chips.md). This part of a
+deployment says how a run survives its faults; `headway plan RECIPE --simulate` takes all of it into account:
 
 ```toml
 {SURVIVAL_EXAMPLE}
@@ -91,6 +114,7 @@ def pages() -> dict[str, str]:
         "recipe.md": schema_page("The recipe", Recipe, RECIPE_INTRODUCTION),
         "deployment.md": schema_page("The deployment", Deployment, DEPLOYMENT_INTRODUCTION),
         "worksheet.md": schema_page("The worksheet", Worksheet, WORKSHEET_INTRODUCTION),
+        "chips.md": chips_page(),
     }
 
 
@@ -115,6 +139,40 @@ def cli_page() -> str:
     for verb in verbs:
         parts += [f"## {' '.join(('headway', *verb))}", f"```text\n{help_text(*verb)}\n```"]
     return "\n\n".join(parts) + "\n"
+
+
+# --- chips
+
+PRECISIONS = {"bfloat16": "bf16", "float16": "fp16", "float8": "fp8", "float4": "fp4"}
+
+
+def chips_page() -> str:
+    from headway.recipe.chips import CHIPS
+
+    peaks = [f"{short}, TFLOP/s" for short in PRECISIONS.values()]
+    links = ["link, GB/s", "domain", "network, GB/s"]
+    columns = ["chip", *peaks, "memory, GiB", "memory bandwidth, GB/s", *links, "figures", "note"]
+    rows = ["| " + " | ".join(cells) + " |" for cells in (columns, ["---"] * len(columns), *map(chip_row, CHIPS.values()))]
+    return "\n\n".join(["# Chips", NOTE, CHIPS_INTRODUCTION, "\n".join(rows)]) + "\n"
+
+
+def chip_row(chip: Chip) -> list[str]:
+    figures = "verified" if chip.verified else "unverified"
+    return [
+        f"`{chip.name}`",
+        *(in_units(chip.peaks.get(precision), 1e12) for precision in PRECISIONS),
+        in_units(chip.memory_bytes, 2**30),
+        in_units(chip.memory_bandwidth, 1e9),
+        in_units(chip.link_bandwidth, 1e9),
+        f"{chip.domain:,}" + (f", {chip.topology}" if chip.topology != "switch" else ""),
+        in_units(chip.network_bandwidth, 1e9),
+        f"announced, {figures}" if chip.announced else figures,
+        chip.note.replace("|", "\\|"),
+    ]
+
+
+def in_units(value: float | None, unit: float) -> str:
+    return "-" if value is None else f"{round(value / unit, 3):,.10g}"
 
 
 # --- schemas

@@ -188,7 +188,8 @@ def uneven_batch(facts: PlanFacts) -> Iterator[Risk]:
         "the batch does not divide over the replicas",
         f"replicas with fewer sequences wait for the others: {100 * cost:.1f} % of the whole run",
         f"stage {worst.phase.stage.name}: {worst.work.batch:,} sequences over {worst.layout.dp:,} replicas cost "
-        f"{100 * padding:.1f} % extra; {fits:,} sequences cost none",
+        f"{100 * padding:.1f} % extra; {fits:,} sequences cost none: "
+        f'batch = "{fits * worst.work.sequence}" ({fits:,} x {worst.work.sequence:,} tokens)',
     )
 
 

@@ -252,6 +252,8 @@ def unknown_name(asked: str, known: Sequence[str]) -> ConfigError:
     """No quantity is called that; the nearest names are."""
     import difflib
 
+    if asked.startswith("simulated_") and not any(name.startswith("simulated_") for name in known):
+        return ConfigError(f"the plan has no quantity {asked!r}", "simulated runs take longer than a plan", "add --simulate")
     near = difflib.get_close_matches(asked, known, n=5, cutoff=0.5)
     way_out = f"did you mean {', '.join(near)}?" if near else f"some of them: {', '.join(sorted(known)[:12])}, ..."
     return ConfigError(f"the plan has no quantity {asked!r}", "headway plan --json lists all of them", way_out)

@@ -13,17 +13,21 @@ A Pace is one phase of a ramp: so many steps of one batch at one length on one l
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from headway.base.errors import ConfigError
+from headway.formulas.chips import dense_peak
 from headway.formulas.flops import Convention, flops_per_token
 from headway.formulas.quantity import Input, Quantity, estimate
 from headway.plan.cluster import cluster_of, layout_of, work_of
 from headway.plan.layout.feasible import check_layout
 from headway.plan.layout.search import search_stage
+from headway.plan.step.compute import achievable
+from headway.plan.step.shares import busiest_blocks
 from headway.plan.step.step_time import StepTime, step_time
 from headway.plan.work import Cluster, Layout, Work
 from headway.recipe.schedules import spans
@@ -145,15 +149,75 @@ def found_layouts(spec: Spec, deployment: Deployment, cluster: Cluster) -> dict[
 def predicted_pace(one: Predicted, name: str = "step_seconds") -> Quantity:
     """Step time of a phase with its parts as inputs."""
     label = f"{name}_{one.phase.name}"
-    parts: dict[str, Input] = {
-        part: Quantity(f"{label}_{plain(part)}", seconds, "seconds", "part of the step", {}, PREDICTED)
-        for part, seconds in one.time.parts.items()
-        if seconds
-    }
+    parts: dict[str, Input] = {part: _part(part, seconds, one, label) for part, seconds in one.time.parts.items() if seconds}
     formula = " + ".join(parts) or "model of a step"
     low, high = min(one.time.low, one.time.seconds), max(one.time.high, one.time.seconds)
     inputs: dict[str, Input] = {**parts, "layout": one.layout.shown(), "chips": f"{one.cluster.chips:,} {one.cluster.chip.name}"}
     return Quantity(label, one.time.seconds, "seconds", formula, inputs, PREDICTED, low, high)
+
+
+def _part(name: str, seconds: float, one: Predicted, label: str) -> Quantity:
+    """A part of the step with what decides it; each error of it is in the range of the whole."""
+    formula, needed = PARTS[name]
+    inputs = {key: value for key, value in _measures(one).items() if key in needed}
+    return Quantity(f"{label}_{plain(name)}", seconds, "seconds", formula, inputs, PREDICTED)
+
+
+def _measures(one: Predicted) -> dict[str, Input]:
+    """What parts of a step are made of."""
+    chip, cluster, work, layout = one.cluster.chip, one.cluster, one.work, one.layout
+    achieved = achievable(chip, work.precision)
+    return {
+        "micro_batches": layout.micro_batches(work.batch),
+        "tokens": layout.micro_batch * work.sequence // layout.cp,
+        "blocks": busiest_blocks(work.model, layout),
+        "achievable": Quantity("achievable_flops", achieved, "FLOP/s", f"of {dense_peak(chip, work.precision):.4g} at most"),
+        "memory_bandwidth": Quantity("memory_bandwidth", chip.memory_bandwidth, "bytes/s", "table of chips", {}, chip.source),
+        "links": f"{cluster.domain:,} devices in a domain, {_rate(chip.link_bandwidth)} each",
+        "network": f"{_rate(cluster.network)} a device",
+        "recompute": str(layout.recompute),
+        "vocabulary": work.model.vocabulary,
+        "pp": layout.pp,
+        "virtual": layout.virtual,
+        "pipeline": str(layout.pipeline),
+    }
+
+
+def _rate(bandwidth: float | None) -> str:
+    if bandwidth is None:
+        return "unknown"
+    return f"{bandwidth / 1e9:,.4g} GB/s" if math.isfinite(bandwidth) else "none needed"
+
+
+_PASS = ("micro_batches", "tokens", "blocks", "achievable", "memory_bandwidth")
+_WIRE = ("micro_batches", "links", "network")
+PARTS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "compute": (
+        "of every block and micro-batch, forward and backward: products at achievable rate, operands at memory_bandwidth, "
+        "attention at its kernel's share, elementwise passes at memory_bandwidth",
+        _PASS,
+    ),
+    "recompute": ("what of every block and micro-batch the backward pass computes again", (*_PASS, "recompute")),
+    "head": (
+        "embedding, head and loss of every micro-batch, beyond what the fullest pipeline stage takes without them",
+        ("micro_batches", "tokens", "vocabulary", "achievable", "memory_bandwidth"),
+    ),
+    "tp": ("messages between parts of a matrix, as far as nothing hides them: see the communication sheet", _WIRE),
+    "cp": ("messages between parts of a sequence, as far as nothing hides them: see the communication sheet", _WIRE),
+    "ep": ("tokens to experts and back, as far as nothing hides them: see the communication sheet", _WIRE),
+    "dp": (
+        "gathered weights and reduced gradients, as far as nothing hides them: see the communication sheet",
+        _WIRE,
+    ),
+    "pp": ("messages between pipeline stages, as far as nothing hides them: see the communication sheet", _WIRE),
+    "bubble": (
+        "filling and draining: one micro-batch through all other stages, divided among the chunks of a rank",
+        ("pp", "virtual", "pipeline", "micro_batches"),
+    ),
+    "update": ("states of the rank that holds most, read and written at memory_bandwidth", ("memory_bandwidth",)),
+    "stragglers": ("a share of the step per doubling of domains", ()),
+}
+"""Of each part of a step: how it comes about, and which of ``_measures`` it is made of."""
 
 
 def pace_of(phase: Phase, seconds: Quantity) -> Pace:

@@ -189,7 +189,7 @@ def _restated(moved: Deployment, deployment: Deployment, said: Sequence[str]) ->
 
 def carried_over(stated: Deployment, placed: Deployment) -> tuple[str, ...]:
     """Notes on what ``placed``, the deployment on another cluster, took over from ``stated`` and is no measurement there."""
-    return (*_failure_notes(stated, placed), *_storage_notes(stated, placed))
+    return (*_failure_notes(stated, placed), *_storage_notes(stated, placed), *_device_notes(stated, placed))
 
 
 def _failure_notes(stated: Deployment, placed: Deployment) -> Iterator[str]:
@@ -218,6 +218,18 @@ def _storage_notes(stated: Deployment, placed: Deployment) -> Iterator[str]:
                 f"storage: {name} grows with the machines (assumed): {format_storage(after)}/s here, "
                 f"{format_storage(before)}/s of the {_devices_of(stated)} that it is stated for"
             )
+
+
+def _device_notes(stated: Deployment, placed: Deployment) -> Iterator[str]:
+    """What was of the other device and went with it."""
+    here, there = placed.accelerator.kind, stated.accelerator.kind
+    if stated.price_per_hour is not None and placed.price_per_hour is None:
+        yield (
+            f"price: {stated.price_per_hour:g} {stated.currency} an hour is stated for {there}: what {here} costs is unknown; "
+            "deployment.price_per_hour states it"
+        )
+    if stated.power.watts is not None and placed.power.watts is None:
+        yield f"power: {stated.power.watts:g} W are stated for {there}, not for {here}; deployment.power.watts states its own"
 
 
 def _devices_of(deployment: Deployment) -> str:

@@ -64,11 +64,10 @@ class RunDirectory:
     def open(root: Path) -> RunDirectory:
         run = RunDirectory(Path(root))
         if not run.run_file.is_file():
-            raise ConfigError(
-                f"{root} is not a run directory",
-                "a run directory holds run.json",
-                "check the path, or start one with: headway run RECIPE",
-            )
+            inside = RunDirectory(run.root / "run")  # of the demo's directory
+            found = inside.run_file.is_file()
+            way_out = f"use {inside.root}" if found else "check the path, or start one with: headway run RECIPE"
+            raise ConfigError(f"{root} is not a run directory", "a run directory holds run.json", way_out)
         return run
 
     @property

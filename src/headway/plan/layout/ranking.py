@@ -25,6 +25,7 @@ FAR_BEHIND = 1.5
 MOST_PRICED = 4000
 TIE = 1.03
 """Times the fastest step. The model of a step errs by more than a tenth, so that such a gap between layouts says nothing."""
+WITHIN = f"{100 * (TIE - 1):.0f} % of the fastest"
 CLOSE = 1.01
 """Of the layouts that stand for a value of an axis the one that differs least is shown, if it is so near to the fastest."""
 REPORTED_AXES = ("tp", "cp", "pp", "ep", "dp_replicate", "virtual", "pipeline", "micro_batch", "zero", "recompute")

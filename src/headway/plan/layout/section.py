@@ -17,7 +17,7 @@ from headway.formulas.flops import Convention, flops_per_token
 from headway.formulas.quantity import Input, Quantity
 from headway.plan.layout.feasible import warnings
 from headway.plan.layout.fewer import as_fast_with_fewer, work_share
-from headway.plan.layout.ranking import SearchResult, causal_mfu
+from headway.plan.layout.ranking import WITHIN, SearchResult, causal_mfu
 from headway.plan.layout.search import search_stage, searched_for
 from headway.plan.layout.sheet import communication_sheet
 from headway.plan.plan import Column, Section, Table
@@ -32,6 +32,8 @@ RUNNER_UPS = 5
 """Rows of the table of ranked layouts."""
 SHORT = {"dp": "dp_shard", "shard": "dp_shard", "replicate": "dp_replicate", "vp": "virtual", "mb": "micro_batch"}
 """Other names that people use on the command line."""
+ORDER = f"simplest within {WITHIN} first, the rest by time"
+"""Of that table."""
 LONGEST_SIZE = 12  # digits
 
 
@@ -83,9 +85,10 @@ def _layout_quantity(facts: PlanFacts, one: Predicted) -> Quantity:
         "sequence": one.work.sequence,
     }
     if not is_searched(facts):
-        return Quantity(name, one.layout.shown(), "", "declared", inputs, "deployment: layouts")
+        formula = "as declared; of --layout, what it leaves open is the fastest that fits"
+        return Quantity(name, one.layout.shown(), "", formula, inputs, "deployment: layouts")
     result = _search(facts, one)
-    formula = f"shortest step of {result.fitting:,} layouts that fit, the simplest within 3 %; {result.too_large:,} do not fit"
+    formula = f"simplest within {WITHIN} of {result.fitting:,} layouts that fit; {result.too_large:,} do not fit"
     return Quantity(name, one.layout.shown(), "", formula, inputs, "search over layouts")
 
 
@@ -147,7 +150,7 @@ def ranking_table(result: SearchResult, stage: str) -> Table:
         (c.layout.shown(), c.seconds, f"{c.seconds / result.ranked[0].seconds:.2f}", c.mfu, c.memory_bytes)
         for c in result.ranked[:RUNNER_UPS]
     )
-    return Table(f"layouts of stage {stage}, best first", columns, rows)
+    return Table(f"layouts of stage {stage}: the {ORDER}", columns, rows)
 
 
 def reasons_table(result: SearchResult, stage: str) -> Table:
@@ -163,7 +166,7 @@ def parse_layout(text: str, base: Layout, chips: int | None = None) -> Layout:
 
     With ``chips`` and no dp_shard in the text, replicas that share states fill the cluster.
     """
-    stated = _stated(text)
+    stated = stated_fields(text)
     layout = replace(base, **stated)
     if chips is None or "dp_shard" in stated:
         return layout
@@ -174,7 +177,8 @@ def parse_layout(text: str, base: Layout, chips: int | None = None) -> Layout:
     return replace(layout, dp_shard=chips // others)
 
 
-def _stated(text: str) -> dict[str, Any]:
+def stated_fields(text: str) -> dict[str, Any]:
+    """Fields of a Layout that ``text`` names, with their values."""
     stated: dict[str, Any] = {}
     for part in text.split(","):
         name, equals, value = (piece.strip() for piece in part.partition("="))

@@ -12,18 +12,19 @@ from headway.plan.work import Cluster, Layout, Work
 
 COLUMNS = (
     Column("collective"),
-    Column("kind"),
-    Column("axis"),
     Column("ranks"),
-    Column("links"),
     Column("message", "bytes"),
-    Column("sent per rank and step", "bytes"),
     Column("calls per step"),
-    Column("when"),
     Column("seconds per step", "seconds"),
     Column("hides behind"),
+    Column("links"),
+    Column("sent per rank and step", "bytes"),
+    Column("axis"),
+    Column("kind"),
+    Column("when"),
     Column("waits for"),
 )
+"""What is asked for most comes first: narrow terminals leave out the last ones."""
 
 
 def communication_sheet(work: Work, layout: Layout, cluster: Cluster) -> Table:
@@ -56,15 +57,15 @@ _ONCE = {
 def _row(one: Collective, cluster: Cluster) -> tuple[Cell, ...]:
     return (
         f"{one.name} ({one.stage} stage)" if one.stage and one.stage != "ends" else one.name,
-        one.kind.value,
-        one.axis.value,
-        f"{one.group:,}" + (f", every {one.stride:,}th" if one.stride > 1 else ""),
-        links(one, cluster),
+        f"{one.group:,}" + (f", {one.stride:,} apart" if one.stride > 1 else ""),
         one.payload_bytes,
-        one.step_bytes_per_rank,
         f"{one.calls:,.0f}",
-        f"{one.phase.value} of each micro-batch" if one.every_pass else _ONCE[one.phase],
         step_seconds(one, cluster),
         one.overlaps or "nothing",
+        links(one, cluster),
+        one.step_bytes_per_rank,
+        one.axis.value,
+        one.kind.value,
+        f"{one.phase.value} of each micro-batch" if one.every_pass else _ONCE[one.phase],
         one.waits_for,
     )

@@ -2,7 +2,7 @@
 
 rank_memory, peak_memory     bytes by component (``model.py``), for searches
 memory_quantities            the same of one stage as quantities, with their sum, its band and what the chip has left
-rank_memory_section          the worst stage of every training stage; a table of components over pipeline stages
+rank_memory_section          every training stage's worst rank; components of the fullest, over its pipeline stages
 """
 
 from __future__ import annotations
@@ -165,23 +165,21 @@ def _passing_inputs(name: str, work: Work, layout: Layout) -> dict[str, Input]:
 
 
 def rank_memory_section(facts: PlanFacts) -> Section | None:
-    """Worst rank of every training stage; components of the one with most tokens. None: no chip is known."""
+    """Worst rank of every training stage; components of the fullest of them. None: no chip is known."""
     cluster, trained = facts.cluster, facts.spec.stages
     if cluster is None:
         return None
-    main = max(trained, key=lambda stage: stage.sequences * stage.sequence_length)
+    layouts = {stage.name: facts.layouts.get(stage.name) or layout_of(facts.deployment, stage.name) for stage in trained}
+    works = {stage.name: work_of(facts.spec, stage, facts.deployment) for stage in trained}
+    worst = {name: peak_memory(works[name], layouts[name], cluster) for name in works}
+    fullest = max(trained, key=lambda stage: (worst[stage.name].total, stage.sequences * stage.sequence_length)).name
     quantities: list[Quantity] = []
-    tables: list[Table] = []
-    for stage in sorted(trained, key=lambda stage: stage is not main):
-        layout = facts.layouts.get(stage.name) or layout_of(facts.deployment, stage.name)
-        work = work_of(facts.spec, stage, facts.deployment)
-        worst = peak_memory(work, layout, cluster)
-        suffix = "" if stage is main else f"_{stage.name}".replace("-", "_")
-        found = memory_quantities(work, layout, cluster, worst.stage, suffix)
-        quantities += found.values() if stage is main else [found["total"], found["headroom"]]
-        if stage is main:
-            tables.append(stage_table(work, layout, cluster, f"Bytes per rank in stage {stage.name}: {layout.shown()}"))
-    return Section("Memory per rank", tuple(quantities), tuple(tables))
+    for name in sorted(works, key=lambda name: name != fullest):
+        suffix = "" if name == fullest else f"_{name}".replace("-", "_")
+        found = memory_quantities(works[name], layouts[name], cluster, worst[name].stage, suffix)
+        quantities += found.values() if name == fullest else [found["total"], found["headroom"]]
+    title = f"Bytes per rank in stage {fullest}: {layouts[fullest].shown()}"
+    return Section("Memory per rank", tuple(quantities), (stage_table(works[fullest], layouts[fullest], cluster, title),))
 
 
 def stage_table(work: Work, layout: Layout, cluster: Cluster, title: str) -> Table:

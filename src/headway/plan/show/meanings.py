@@ -32,6 +32,8 @@ _INPUTS = {
     "processes": "devices that work on the run, one process each",
     "accelerator": "the device, and the most it could compute per second",
     "device_memory_bytes": "memory of one device",
+    "achievable_flops": "operations per second that a very large product reaches on one device",
+    "memory_bandwidth": "bytes per second that one device reads from or writes to its memory",
     "optimizer": "the rule that turns gradients into updates",
     "peak_rate": "the largest learning rate of the run: the size of a step of the weights",
     "clipping": "gradients with a larger norm than this are scaled down before they are used",

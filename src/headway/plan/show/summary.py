@@ -17,6 +17,15 @@ def summary_of(plan: Plan) -> Iterator[Line]:
         made = [(name, text) for name, pattern in parts if (text := _said(known.get(name), pattern)) is not None]
         if made:
             yield Line(label, ", ".join(text for _, text in made), tuple(name for name, _ in made))
+        elif label == "time" and _is_unknown(known.get("tokens_per_second")):
+            yield Line(label, NO_RATE, ("tokens_per_second",))
+
+
+NO_RATE = "unknown: --calibrate measures this machine, or state accelerator.peak_flops and utilisation"
+
+
+def _is_unknown(quantity: Quantity | None) -> bool:
+    return quantity is not None and quantity.value is None
 
 
 def _said(quantity: Quantity | None, pattern: str) -> str | None:
