@@ -12,12 +12,26 @@ from headway.recipe.load import load_deployment, load_recipe, preset_directory
 from headway.recipe.placement import settle
 from headway.recipe.resolve import DataFacts, SourceFacts, resolve
 from headway.recipe.schedules import Schedule
-from headway.recipe.spec import Spec
+from headway.recipe.spec import ModelSpec, Spec
 from headway.rundir.create import RunInfo, create_run
 from headway.rundir.layout import RunDirectory
 from headway.rundir.metrics import StepLog
 from headway.rundir.segments import Segment, write_segment
 
+LLAMA_405B = ModelSpec(
+    layers=126,
+    width=16384,
+    heads=128,
+    kv_heads=8,
+    head_width=128,
+    ffn_width=53248,
+    vocabulary=128256,
+    rope_base=5e5,
+    norm_epsilon=1e-5,
+    qk_norm=False,
+    tied_embeddings=False,
+    init_std=0.02,
+)
 CHIP = (
     "accelerator.kind=H100-SXM",
     "nodes=1",

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from plan_cases import LLAMA_405B
 
 from headway.formulas.parameters import count_parameters
 from headway.plan.step.communication import Axis, Collective, Kind, Phase, collectives
@@ -14,21 +15,7 @@ from headway.plan.step.shares import model_parts, rank_parameters, stage_blocks
 from headway.plan.work import Layout, Pipeline, Recompute, Work
 from headway.recipe.spec import ExpertsSpec, LatentSpec, ModelSpec
 
-LLAMA = ModelSpec(
-    layers=126,
-    width=16384,
-    heads=128,
-    kv_heads=8,
-    head_width=128,
-    ffn_width=53248,
-    vocabulary=128256,
-    rope_base=5e5,
-    norm_epsilon=1e-5,
-    qk_norm=False,
-    tied_embeddings=False,
-    init_std=0.02,
-)
-SMALL = replace(LLAMA, layers=4, width=64, heads=8, kv_heads=4, head_width=8, ffn_width=256, vocabulary=512)
+SMALL = replace(LLAMA_405B, layers=4, width=64, heads=8, kv_heads=4, head_width=8, ffn_width=256, vocabulary=512)
 ROUTED = replace(SMALL, experts=ExpertsSpec(experts=16, top_k=2, width=32, shared=1, dense_layers=1))
 WORK = Work(model=SMALL, sequence=128, batch=32)
 
@@ -208,18 +195,18 @@ def test_a_tied_embedding_is_summed_between_the_ends() -> None:
 
 def test_the_405b_layout_of_the_beacon_plan() -> None:
     """One layer's forward and backward under tp 8: 8 x 7/8 x 2 s d = 1.9 GB; the shard of a rank: 405.9e9 / 128."""
-    work = Work(model=LLAMA, sequence=8192, batch=2048)
+    work = Work(model=LLAMA_405B, sequence=8192, batch=2048)
     layout = Layout(pp=16, dp_shard=128, tp=8, zero=2)
     found = named(work, layout)
     assert found["gather of inputs"].payload_bytes == 2 * 8192 * 16384
     assert found["gather of inputs"].calls == 16 * 8 * 2
-    assert sum(rank_parameters(LLAMA, layout)) == pytest.approx(405.853e9 / 128, rel=0.01)
+    assert sum(rank_parameters(LLAMA_405B, layout)) == pytest.approx(405.853e9 / 128, rel=0.01)
     assert found["gradient norm"].group == 16384
 
 
 def test_layers_that_do_not_divide_are_taken_from_the_ends() -> None:
     """Llama 3: 126 layers over 16 stages, one fewer on the first and on the last (arXiv 2407.21783, section 3.3.2)."""
-    assert stage_blocks(LLAMA, Layout(pp=16)) == (7, *[8] * 14, 7)
+    assert stage_blocks(LLAMA_405B, Layout(pp=16)) == (7, *[8] * 14, 7)
 
 
 @given(layers=st.integers(1, 130), pp=st.integers(1, 20), virtual=st.integers(1, 4))

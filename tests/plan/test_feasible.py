@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from plan_cases import LLAMA_405B
 
 from headway.base.errors import ConfigError
 from headway.formulas.chips import find_chip
@@ -26,24 +27,10 @@ from headway.plan.layout.feasible import (
 from headway.plan.work import Cluster, Layout, Pipeline, Work
 from headway.recipe.spec import ExpertsSpec, ModelSpec
 
-LLAMA = ModelSpec(
-    layers=126,
-    width=16384,
-    heads=128,
-    kv_heads=8,
-    head_width=128,
-    ffn_width=53248,
-    vocabulary=128256,
-    rope_base=5e5,
-    norm_epsilon=1e-5,
-    qk_norm=False,
-    tied_embeddings=False,
-    init_std=0.02,
-)
 CLUSTER = Cluster(chip=find_chip("H100-SXM"), chips=16384, domain=8, network=50e9)
-WORK = Work(model=LLAMA, sequence=8192, batch=2048)
+WORK = Work(model=LLAMA_405B, sequence=8192, batch=2048)
 LAYOUT = Layout(tp=8, pp=16, dp_shard=128)
-ROUTED = replace(LLAMA, experts=ExpertsSpec(experts=64, top_k=8, width=2048))
+ROUTED = replace(LLAMA_405B, experts=ExpertsSpec(experts=64, top_k=8, width=2048))
 
 
 def rules(work: Work, layout: Layout, cluster: Cluster = CLUSTER) -> list[str]:
@@ -57,7 +44,7 @@ def test_the_published_layout_can_be() -> None:
 
 def test_a_product_that_is_half_of_the_chips_names_both_numbers_and_the_axis() -> None:
     """Llama 3 405B at 128K as printed: 8 x 16 x 16 x 4 = 8,192 devices for 16,384 chips (arXiv 2407.21783v1, table 4)."""
-    work = Work(model=LLAMA, sequence=131072, batch=128)
+    work = Work(model=LLAMA_405B, sequence=131072, batch=128)
     printed = Layout(tp=8, cp=16, pp=16, dp_shard=4)
     (found,) = problems(work, printed, CLUSTER)
     assert "8,192 devices" in found.seen
@@ -87,9 +74,9 @@ def test_a_product_that_no_axis_mends() -> None:
 @pytest.mark.parametrize(
     ("work", "layout", "said"),
     [
-        (replace(WORK, model=replace(LLAMA, heads=40)), replace(LAYOUT, tp=16, dp_shard=64), "tp 16 for 40 heads"),
-        (replace(WORK, model=replace(LLAMA, kv_heads=6)), LAYOUT, "tp 8 for 6 key-value heads"),
-        (replace(WORK, model=replace(LLAMA, ffn_width=53252)), LAYOUT, "tp 8 for an ffn width of 53,252"),
+        (replace(WORK, model=replace(LLAMA_405B, heads=40)), replace(LAYOUT, tp=16, dp_shard=64), "tp 16 for 40 heads"),
+        (replace(WORK, model=replace(LLAMA_405B, kv_heads=6)), LAYOUT, "tp 8 for 6 key-value heads"),
+        (replace(WORK, model=replace(LLAMA_405B, ffn_width=53252)), LAYOUT, "tp 8 for an ffn width of 53,252"),
         (WORK, replace(LAYOUT, pp=256, dp_shard=8), "126 layers for pp 256 x virtual 1 = 256 chunks"),
         (WORK, replace(LAYOUT, virtual=7), "virtual 7 with pp 16 and pipeline 1f1b"),
         (
@@ -122,7 +109,7 @@ def test_the_ends_of_a_pipeline_may_hold_embedding_and_head_alone() -> None:
     """Llama 3: 16 stages of 8 chunks for 126 layers (arXiv 2407.21783, section 3.3.2)."""
     chunked = replace(LAYOUT, virtual=8, pipeline=Pipeline.INTERLEAVED)
     assert rules(WORK, chunked) == []
-    assert rules(replace(WORK, model=replace(LLAMA, layers=125)), chunked) != []
+    assert rules(replace(WORK, model=replace(LLAMA_405B, layers=125)), chunked) != []
 
 
 @pytest.mark.parametrize("passes", [4, 16, 20, 32, 48])
@@ -132,7 +119,7 @@ def test_rounds_that_come_out_even(passes: int) -> None:
 
 
 def test_nothing_can_be_where_chips_outnumber_what_can_be_cut() -> None:
-    tiny = Work(model=replace(LLAMA, layers=1, heads=1, kv_heads=1), sequence=3, batch=2)
+    tiny = Work(model=replace(LLAMA_405B, layers=1, heads=1, kv_heads=1), sequence=3, batch=2)
     (found,) = problems(tiny, Layout(dp_shard=7), replace(CLUSTER, chips=7))
     assert "no layout of these chips can hold this work" in found.way_out
 
@@ -141,7 +128,7 @@ def test_nothing_can_be_where_chips_outnumber_what_can_be_cut() -> None:
     sizes=st.fixed_dictionaries({axis: st.integers(1, 12) for axis in SIZES}),
     chips=st.sampled_from([1, 6, 8, 24, 64, 96]),
     batch=st.integers(1, 70),
-    model=st.sampled_from([replace(LLAMA, layers=12, heads=24), replace(ROUTED, layers=12, heads=24)]),
+    model=st.sampled_from([replace(LLAMA_405B, layers=12, heads=24), replace(ROUTED, layers=12, heads=24)]),
 )
 def test_the_nearest_can_be_and_what_can_be_is_its_own_nearest(
     sizes: dict[str, int], chips: int, batch: int, model: ModelSpec
@@ -171,14 +158,14 @@ def test_stages_vocabulary_copies_and_domains_are_priced() -> None:
     shown = {q.name: q.shown() for q in warnings(WORK, LAYOUT, CLUSTER)}
     assert shown == {"stage_imbalance": "1.59 %"}
     wide = Layout(tp=16, pp=1, dp_shard=1024)
-    shown = {q.name: q.shown() for q in warnings(replace(WORK, model=replace(LLAMA, vocabulary=128250)), wide, CLUSTER)}
+    shown = {q.name: q.shown() for q in warnings(replace(WORK, model=replace(LLAMA_405B, vocabulary=128250)), wide, CLUSTER)}
     assert shown == {"vocabulary_padding": "0.00468 %", "kv_copies": "100 %", "tp_across_domains": "800 %"}
 
 
 @given(batch=st.integers(1, 5000), dp=st.integers(1, 64), micro_batch=st.integers(1, 8))
 def test_padding_is_what_replicas_compute_beyond_the_batch(batch: int, dp: int, micro_batch: int) -> None:
     layout = Layout(dp_shard=dp, micro_batch=micro_batch)
-    found = batch_warning(Work(model=LLAMA, sequence=8, batch=batch), layout)
+    found = batch_warning(Work(model=LLAMA_405B, sequence=8, batch=batch), layout)
     extra = (-batch) % (dp * micro_batch)
     assert (found.number() if found else 0.0) == pytest.approx(extra / batch)
 

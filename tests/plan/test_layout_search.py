@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
+from plan_cases import LLAMA_405B
 
 from headway.base.errors import ConfigError
 from headway.formulas.chips import find_chip
@@ -26,25 +27,11 @@ from headway.plan.step.shares import busiest_blocks, rank_parameters
 from headway.plan.work import Cluster, Implementation, Layout, Pipeline, Recompute, Work
 from headway.recipe.spec import ModelSpec
 
-LLAMA = ModelSpec(
-    layers=126,
-    width=16384,
-    heads=128,
-    kv_heads=8,
-    head_width=128,
-    ffn_width=53248,
-    vocabulary=128256,
-    rope_base=5e5,
-    norm_epsilon=1e-5,
-    qk_norm=False,
-    tied_embeddings=False,
-    init_std=0.02,
-)
-SMALL = replace(LLAMA, layers=8, width=4096, heads=32, ffn_width=14336)
+SMALL = replace(LLAMA_405B, layers=8, width=4096, heads=32, ffn_width=14336)
 H100 = find_chip("H100-SXM")
 WORK = Work(model=SMALL, sequence=8192, batch=64)
 CLUSTER = Cluster(chip=H100, chips=16, domain=8, network=50e9)
-BEACON = Work(model=LLAMA, sequence=8192, batch=2048)
+BEACON = Work(model=LLAMA_405B, sequence=8192, batch=2048)
 BEACON_CLUSTER = Cluster(chip=H100, chips=16384, domain=8, network=50e9)
 
 
@@ -177,7 +164,7 @@ def test_a_search_in_vain_names_the_rule_that_refused_most() -> None:
     assert rule.startswith("every replica has at least one sequence: ")
     assert "replicas for a batch of 8 sequences" in rule
     assert way_out == "fewer chips, or a larger batch"
-    large = found(work=replace(WORK, model=LLAMA), cluster=replace(CLUSTER, chips=8))
+    large = found(work=replace(WORK, model=LLAMA_405B), cluster=replace(CLUSTER, chips=8))
     assert large.best is None
     assert large.why_none()[1].startswith("more chips or memory")
 
