@@ -14,7 +14,8 @@ from headway.plan.layout.feasible import is_feasible
 from headway.plan.layout.fewer import as_fast_with_fewer, work_share
 from headway.plan.layout.ranking import TIE
 from headway.plan.layout.search import search_stage, searched, searched_for
-from headway.plan.layout.section import communication_section, layout_section, parse_layout
+from headway.plan.layout.section import communication_section, layout_section
+from headway.plan.layout.stated import parse_layout
 from headway.plan.work import Layout, Pipeline, Recompute
 from headway.recipe.cluster import with_cluster
 from headway.recipe.load import load_deployment, load_recipe

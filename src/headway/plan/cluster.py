@@ -18,6 +18,7 @@ from headway.recipe.spec import Spec, StageSpec
 
 if TYPE_CHECKING:
     from headway.recipe.deployment import CheckpointPolicy, Deployment
+    from headway.recipe.deployment import Layout as Stated
 
 
 def cluster_of(deployment: Deployment, precision: str = "bfloat16") -> Cluster | None:
@@ -73,9 +74,13 @@ def _network(chip: Chip, deployment: Deployment, *, alone: bool) -> float:
 
 def layout_of(deployment: Deployment, stage: str, micro_batch: int | None = None) -> Layout:
     """How ``stage`` is cut; ``micro_batch`` in sequences, None: as stated."""
-    stated = deployment.layout(stage).model_dump()
-    given = {"pipeline": Pipeline(stated["pipeline"]), "recompute": Recompute(stated["recompute"])}
-    return Layout(**stated | given | {"micro_batch": micro_batch or stated["micro_batch"]})
+    layout = layout_from(deployment.layout(stage))
+    return layout if micro_batch is None else dataclasses.replace(layout, micro_batch=micro_batch)
+
+
+def layout_from(stated: Stated) -> Layout:
+    """That of a deployment as the models take it."""
+    return Layout(**stated.model_dump() | {"pipeline": Pipeline(stated.pipeline), "recompute": Recompute(stated.recompute)})
 
 
 def largest_batch(stage: StageSpec) -> int:

@@ -10,10 +10,10 @@ pydantic takes a moment to import, so the schemas are imported by the functions 
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from headway.base.errors import ConfigError, Problem, from_os_error
 from headway.recipe.checks import Finding, check_recipe, nearest_hint, run_checks
@@ -22,9 +22,12 @@ from headway.recipe.overrides import apply_overrides, shown
 from headway.recipe.plain_values import DEEPEST, unfit_values
 
 if TYPE_CHECKING:
+    from pydantic import BaseModel
+
     from headway.recipe.deployment import Deployment
     from headway.recipe.schema import Recipe
 
+M = TypeVar("M", bound="BaseModel")
 
 DEPLOYMENT_PREFIX = "deployment."
 """What overrides of a deployment begin with on the command line."""
@@ -92,18 +95,10 @@ def load_deployment(path: str | Path | None = None, overrides: Iterable[str] = (
     """Read a deployment; None: one process on this machine. ``runnable=False`` admits what can be planned but not yet run."""
     from headway.recipe.deployment import Deployment
     from headway.recipe.placement import check_deployment
-    from headway.recipe.problems import parse_all
 
     found_path = find_deployment(path) if path is not None else None
     document, problems = read_document(found_path, list(overrides), kind="deployment")
-    deployment, found = parse_all(Deployment, document)
-    problems += found
-    if deployment is not None:
-        problems += place(check_deployment(deployment, runnable=runnable), document)
-    if problems:
-        raise ConfigError(sorted_problems(problems))
-    assert deployment is not None
-    return deployment
+    return validated(Deployment, document, problems, lambda deployment: check_deployment(deployment, runnable=runnable))
 
 
 def recipe_findings(recipe: Recipe | None, document: Document) -> list[Finding]:
@@ -177,6 +172,18 @@ def _read_toml(text: str, path: Path | None) -> tuple[dict, dict[KeyPath, int]]:
         line = text.count("\n", 0, found.start() if found else 0) + 1
         seen, rule = "a value cannot be read", "whole numbers lie between -2^63 and 2^63"
         raise ConfigError(seen, rule, "check the number", f"{path}:{line}" if found else str(path)) from error
+
+
+def validated(model: type[M], document: Document, problems: list[Problem], findings: Callable[[M], Iterable[Finding]]) -> M:
+    """``document`` as ``model``. ConfigError lists ``problems`` of reading it, what the schema finds, and else ``findings``."""
+    from headway.recipe.problems import parse_all
+
+    made, found = parse_all(model, document)
+    if made is not None:
+        found += place(findings(made), document)
+    if problems or found or made is None:
+        raise ConfigError(sorted_problems(problems + found))
+    return made
 
 
 def place(findings: Iterable[Finding], document: Document) -> list[Problem]:

@@ -17,18 +17,16 @@ from typing import TYPE_CHECKING, Annotated, Literal, cast
 
 from pydantic import Field
 
-from headway.base.errors import ConfigError, Problem
+from headway.base.errors import Problem
 from headway.recipe.checks import Finding, check_stage
 from headway.recipe.fields import Listed, Name, Parameters, Positive, Section, Some, Tokens, Version
-from headway.recipe.load import LoadedRecipe, find_recipe, load_recipe, place, read_document, sorted_problems
-from headway.recipe.problems import parse_all
+from headway.recipe.load import LoadedRecipe, find_recipe, load_recipe, read_document, validated
 from headway.recipe.resolve import resolve_rate
 from headway.recipe.schedules import Schedule, whole_batches
 from headway.recipe.schema import RampPhase, Rate, Stage, said
 from headway.recipe.spec import StageSpec
 
 if TYPE_CHECKING:
-    from headway.recipe.load import Document
     from headway.recipe.spec import Spec
 
 
@@ -91,7 +89,7 @@ class ScheduleFile(Section):
 def load_schedule(path_or_preset: str | Path, overrides: Iterable[str] = ()) -> ScheduleFile:
     """Read a schedule from a file or by a preset's name; ConfigError lists every problem."""
     document, problems = read_document(find_recipe(path_or_preset), list(overrides), kind="schedule")
-    return _validated(document, problems)
+    return validated(ScheduleFile, document, problems, schedule_findings)
 
 
 def load_plannable(path_or_preset: str | Path, overrides: Iterable[str] = ()) -> LoadedRecipe | ScheduleFile:
@@ -99,19 +97,8 @@ def load_plannable(path_or_preset: str | Path, overrides: Iterable[str] = ()) ->
     chosen = list(overrides)
     document, problems = read_document(find_recipe(path_or_preset), chosen, kind="recipe")
     if document.data.get("kind") == "schedule":
-        return _validated(document, problems)
+        return validated(ScheduleFile, document, problems, schedule_findings)
     return load_recipe(path_or_preset, chosen)
-
-
-def _validated(document: Document, problems: list[Problem]) -> ScheduleFile:
-    schedule, found = parse_all(ScheduleFile, document)
-    problems = problems + found
-    if schedule is not None:
-        problems += place(schedule_findings(schedule), document)
-    if problems:
-        raise ConfigError(sorted_problems(problems))
-    assert schedule is not None
-    return schedule
 
 
 def schedule_findings(schedule: ScheduleFile) -> list[Finding]:

@@ -1,16 +1,14 @@
 """How each training stage is laid out: what the deployment declares, or what the search found; step time, MFU, waste.
 
---layout "tp=8,pp=16"    parse_layout: fields of a Layout, dp_shard fills the cluster unless it is given
-no layout at all         the search's choice, with the runner-ups and why the others lose
+What ``--layout`` says is read in ``stated.py``; of the search's choice stand the runner-ups here, and why the others lose.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import fields, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
-from headway.base.errors import ConfigError
 from headway.base.units import format_seconds
 from headway.formulas.chips import dense_peak
 from headway.formulas.flops import Convention, flops_per_token
@@ -22,19 +20,15 @@ from headway.plan.layout.search import search_stage, searched_for
 from headway.plan.layout.sheet import communication_sheet
 from headway.plan.plan import Column, Section, Table
 from headway.plan.rates import Predicted, plain, predicted_pace
-from headway.plan.work import Layout, Work
-from headway.recipe.checks import nearest_hint
+from headway.plan.work import Work
 
 if TYPE_CHECKING:
     from headway.plan.facts import PlanFacts
 
 RUNNER_UPS = 5
 """Rows of the table of ranked layouts."""
-SHORT = {"dp": "dp_shard", "shard": "dp_shard", "replicate": "dp_replicate", "vp": "virtual", "mb": "micro_batch"}
-"""Other names that people use on the command line."""
 ORDER = f"simplest within {WITHIN} first, the rest by time"
 """Of that table."""
-LONGEST_SIZE = 12  # digits
 
 
 def layout_section(facts: PlanFacts) -> Section | None:
@@ -156,64 +150,3 @@ def ranking_table(result: SearchResult, stage: str) -> Table:
 def reasons_table(result: SearchResult, stage: str) -> Table:
     rows = tuple((reason,) for reason in result.reasons())
     return Table(f"why other layouts of stage {stage} lose", (Column("reason"),), rows)
-
-
-# --- the command line ------------------------------------------------------------------------------------------------------
-
-
-def parse_layout(text: str, base: Layout, chips: int | None = None) -> Layout:
-    """``base`` with the fields named in ``text``, such as "tp=8,pp=16,recompute=full".
-
-    With ``chips`` and no dp_shard in the text, replicas that share states fill the cluster.
-    """
-    stated = stated_fields(text)
-    layout = replace(base, **stated)
-    if chips is None or "dp_shard" in stated:
-        return layout
-    others = layout.world // layout.dp_shard
-    if others > chips or chips % others:
-        rule = f"the other axes multiply to {others:,}: {chips:,} chips are no multiple of that"
-        raise ConfigError(f"layout {text!r} on {chips:,} chips", rule, "choose divisors of the number of chips")
-    return replace(layout, dp_shard=chips // others)
-
-
-def stated_fields(text: str) -> dict[str, Any]:
-    """Fields of a Layout that ``text`` names, with their values."""
-    stated: dict[str, Any] = {}
-    for part in text.split(","):
-        name, equals, value = (piece.strip() for piece in part.partition("="))
-        name = name.replace("-", "_").casefold()
-        name = SHORT.get(name, name)
-        _check_name(part.strip(), name, bool(equals and value), stated)
-        stated[name] = _value(name, value)
-    return stated
-
-
-def _check_name(part: str, name: str, complete: bool, stated: dict[str, Any]) -> None:
-    known = [field.name for field in fields(Layout)]
-    if name not in known:
-        hint = nearest_hint(name, known) or f"fields: {', '.join(known)}"
-        raise ConfigError(f"{part!r} names no field of a layout", "a layout is written as tp=8,pp=16", hint)
-    if not complete:
-        raise ConfigError(f"{part!r} has no value", "a layout is written as tp=8,pp=16", f"{name}=1")
-    if name in stated:
-        raise ConfigError(f"{name} is given twice", "each field of a layout once", f"leave out {part!r}")
-
-
-def _value(name: str, value: str) -> Any:
-    kind = type(getattr(Layout(), name))
-    if kind is bool:
-        if value.casefold() in ("true", "false"):
-            return value.casefold() == "true"
-        raise ConfigError(f"{name}={value}", f"{name} is true or false", f"{name}=true")
-    if kind is int:
-        least = 0 if name == "zero" else 1
-        if value.isdecimal() and len(value) <= LONGEST_SIZE and int(value) >= least:
-            return int(value)
-        rule = f"{name} is a whole number, at least {least}, of at most {LONGEST_SIZE} digits"
-        raise ConfigError(f"{name}={value[:40]}", rule, f"{name}={least}")
-    if value.casefold() in [member.value for member in kind]:
-        return kind(value.casefold())
-    choices = [member.value for member in kind]
-    hint = nearest_hint(value, choices) or f"{name}={choices[0]}"
-    raise ConfigError(f"{name}={value}", f"{name} is one of {', '.join(choices)}", hint)

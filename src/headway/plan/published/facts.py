@@ -23,8 +23,7 @@ from headway.base.errors import ConfigError, Problem
 from headway.plan.published.rules import FEWEST_PARTS, NEED_STATED
 from headway.recipe.checks import Finding
 from headway.recipe.fields import Listed, Name, Section, Share, Version
-from headway.recipe.load import place, preset_directory, read_document, sorted_problems
-from headway.recipe.problems import parse_all
+from headway.recipe.load import preset_directory, read_document, validated
 from headway.recipe.schema import said
 
 PARSERS: tuple[Callable[[Any], float], ...] = (units.parse_count, units.parse_seconds, units.parse_bytes)
@@ -107,14 +106,7 @@ def load_published(path: Path) -> Published:
     if fast is not None:
         return fast
     document, problems = read_document(path, [], kind="published")
-    published, found = parse_all(Published, document)
-    problems = problems + found
-    if published is not None:
-        problems += place(_findings(published), document)
-    if problems:
-        raise ConfigError(sorted_problems(problems))
-    assert published is not None
-    return published
+    return validated(Published, document, problems, _findings)
 
 
 def _version(path: Path) -> tuple[int, int]:
