@@ -11,9 +11,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from headway.base.errors import RunError
-from headway.checkpoint import load as load_module
 from headway.checkpoint.load import load_checkpoint, load_rectangle
 from headway.checkpoint.rectangles import local_rectangles, owner
+from headway.store import assemble
 from headway.store.manifest import BLOCK_BYTES
 from headway.store.verify import open_checkpoint, verify
 
@@ -65,7 +65,7 @@ def test_C10_any_layout_into_any_other(tmp_path, written, wanted):
 @given(data=st.data())
 def test_C10_property_random_grids_and_windows(tmp_path_factory, monkeypatch, data):
     monkeypatch.setattr("os.fsync", lambda descriptor: None)
-    monkeypatch.setattr(load_module, "GROUP_BYTES", data.draw(st.integers(1, 200)))
+    monkeypatch.setattr(assemble, "GROUP_BYTES", data.draw(st.integers(1, 200)))
     shape = data.draw(st.lists(st.integers(1, 9), min_size=1, max_size=3))
     tensor = torch.randn(shape)
     edges = [sorted({0, size} | data.draw(st.sets(st.integers(0, size), max_size=3))) for size in shape]

@@ -61,7 +61,7 @@ def test_special_values_survive(run):
 
 
 def test_more_blocks_than_one_and_more_groups_than_one(run, monkeypatch):
-    monkeypatch.setattr("headway.checkpoint.load.GROUP_BYTES", BLOCK_BYTES // 3)
+    monkeypatch.setattr("headway.store.assemble.GROUP_BYTES", BLOCK_BYTES // 3)
     values = {"x": torch.randn(1003, 2047)}
     into = blank(values)
     load_checkpoint(run.checkpoints / save_checkpoint(run, 1, 1, values, {}).name, into)

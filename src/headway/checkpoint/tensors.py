@@ -24,6 +24,9 @@ DTYPES: dict[str, torch.dtype] = {
     "U64": torch.uint64,
     "BOOL": torch.bool,
 }
+CARRIERS = {1: torch.uint8, 2: torch.uint16, 4: torch.uint32, 8: torch.uint64}
+"""By bytes of an element: the type that carries its bits unchanged, as ``store.assemble`` wants them."""
+
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 

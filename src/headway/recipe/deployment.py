@@ -194,6 +194,13 @@ class CheckpointTier(Section):
         return (frozenset(self.survives) & ALL_FAULTS) | (STOPPING if "stop" in self.survives else frozenset())
 
 
+class AdaptiveInterval(Section):
+    """Let the trainer choose when to save, by what saves, restarts and failures cost it (Daly). Every change is on record."""
+
+    least: Annotated[Seconds, Field(gt=0)] = said("never sooner after the save before, duration", 60.0)
+    most: Annotated[Seconds, Field(gt=0)] = said("never later, duration, at least as long", 3600.0)
+
+
 class CheckpointPolicy(Section):
     """When checkpoints are written and which are kept: on the storage, which survives every fault."""
 
@@ -201,8 +208,24 @@ class CheckpointPolicy(Section):
     every: Annotated[Seconds, Field(gt=0)] | None = said(
         "time between two checkpoints instead, duration, for plans: the trainer counts steps; None: every_steps", None
     )
+    adaptive: AdaptiveInterval | None = said(
+        "the trainer chooses the interval between these bounds; None: every_steps. The first interval is every_steps", None
+    )
+    when_busy: Literal["skip", "wait"] = said(
+        "a save that comes due while the one before is still being written: leave it out with an alarm, or wait", "skip"
+    )
+    flush_speed: BytesPerSecond | None = said(
+        "bytes per second that a process writes at most while training goes on; None: what the storage takes", None
+    )
+    snapshot_linger: Seconds = said("how long a dead trainer's snapshot stays in host memory for the next one, duration", 300.0)
     keep_last: Whole = said("newest verified checkpoints that are kept", 2)
     permanent_every: WholeOrZero = said("every n-th checkpoint is kept for good; 0: none", 0)
+    keep_best: WholeOrZero = said("checkpoints with the lowest held-out loss that are kept", 0)
+    budget: Bytes | None = said("bytes that the checkpoints of a run may take; None: no limit", None)
+    mirror: str | None = said(
+        "a second place for committed checkpoints, such as s3://bucket/run or file:///shared/run; None: none", None
+    )
+    mirror_every: Whole = said("every n-th committed checkpoint is copied there", 1)
     bytes_per_parameter: Annotated[int, Field(ge=2, le=32)] = said(
         "for plans: this engine writes 12, fp32 weights and two moments; published plans often count 16", 12
     )
