@@ -1,34 +1,47 @@
-"""Checkpoint figures as ratios in one run: blocking save over one memcpy of the same state, verify over a plain read.
+"""Checkpoint figures as ratios in one run, against what the machine can do and against torch's own ways to save.
 
-    python bench/checkpoint.py [--megabytes 200] [--repeats 5] [--directory DIR]
+    python bench/checkpoint.py [--gib 1 8] [--directory DIR]
 
-Prints one JSON object. ``save_over_memcpy`` is what a synchronous save costs today; the writer process is to bring it
-near 1. ``write_over_memcpy`` is the same bytes written and fsynced plainly: what the storage itself asks for.
-``verify_over_read`` is 1 when proving every block costs nothing beside reading it.
+    blocking over memcpy        training stands still for a save / one copy of the same state, memory warm on both sides
+    full speed over raw write   snapshot to commit, digests included / the faster of plain and direct write + fsync
+    load over raw read          verified load from cold files / the fastest plain way to read them
+    lost seconds per gib        training seconds lost to a background flush, per GiB: matrix products beside it, interleaved
+    dcp, torch.save             time until training goes on, and until the data are durable, beside ours in the same rounds
+
+Prints one JSON object. Medians over rounds in which the competitors take turns, so that a noisy neighbour meets them all.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import json
+import mmap
 import os
-import platform
+import resource
 import shutil
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-import numpy as np
 import torch
+import torch.distributed as dist
 
-from headway.checkpoint.digest import state_digest
+from headway.base.files import write_json
 from headway.checkpoint.load import load_checkpoint
-from headway.checkpoint.save import save_checkpoint
+from headway.checkpoint.saver import Place, SavePolicy, Saver
 from headway.rundir.layout import RunDirectory
 from headway.store.manifest import BLOCK_BYTES
-from headway.store.verify import drop_cached, verify
+from headway.store.verify import drop_cached
+
+GIB = 1 << 30
+MANY_SAVES, MANY_RANKS = 200, 16384
+State = dict[str, torch.Tensor]
 
 
 def seconds(work: Callable[[], object]) -> float:
@@ -37,94 +50,344 @@ def seconds(work: Callable[[], object]) -> float:
     return time.perf_counter() - began
 
 
-def state(total_bytes: int) -> dict[str, torch.Tensor]:
-    """Parameters and two moments, as many equal layers as fill ``total_bytes``; one large embedding."""
-    rows = max(1, total_bytes // (3 * 4 * 4 * 1024))
-    tensors = {}
+def make_state(total_bytes: int) -> State:
+    """Parameters and two moments, as a decoder has them: many matrices, and one large embedding."""
+    unit = total_bytes // (3 * 4 * 1024 * 18)
+    state = {}
     for part in ("param", "m", "v"):
-        tensors[f"{part}/embedding"] = torch.randn(2 * rows, 1024)
-        tensors |= {f"{part}/layer{i:02d}": torch.randn(rows // 8, 1024) for i in range(16)}
-    return tensors
+        state[f"{part}/embedding"] = torch.randn(2 * unit, 1024)
+        state |= {f"{part}/layer{i:02d}": torch.randn(unit, 1024) for i in range(16)}
+    return state
 
 
-def plain_write(path: Path, tensors: dict[str, torch.Tensor]) -> None:
-    with open(path, "wb", buffering=0) as file:
-        for tensor in tensors.values():
-            file.write(tensor.numpy().data)
-        os.fsync(file.fileno())
+def make_run(root: Path) -> RunDirectory:
+    root.mkdir(parents=True)
+    rest: dict[str, Any] = {"name": "bench", "drill": False, "data": "", "deployment": {}, "spec_digest": ""}
+    write_json(root / "run.json", {"kind": "run", "schema_version": 1, "run_id": root.name, **rest})
+    return RunDirectory.open(root)
 
 
-def plain_read(path: Path) -> None:
-    buffer = np.empty(BLOCK_BYTES, np.uint8)
-    with open(path, "rb", buffering=0) as file:
-        while file.readinto(buffer):
-            pass
+class Ours:
+    """Headway's saver on one rank."""
+
+    def __init__(self, root: Path, state: State, policy: SavePolicy | None = None):
+        self.run, self.state, self.step = make_run(root), state, 0
+        self.saver = Saver(Place(run=self.run, segment=1), policy or SavePolicy(keep_last=1, when_busy="wait"))
+        self.saver.attach(state)
+        self.saver.prepare()
+
+    def save(self) -> dict[str, float]:
+        """Seconds that training stands still, and until the checkpoint is committed, at full speed."""
+        self.step += 1
+        began = time.perf_counter()
+        snapshot = self.saver.save(self.step, self.state, {})
+        blocking = time.perf_counter() - began
+        assert snapshot is not None
+        outcomes = [outcome for outcome in self.saver.settle() if outcome.kind != "pruned"]
+        assert [outcome.kind for outcome in outcomes] == ["committed"], outcomes
+        return {"blocking": blocking, "durable": time.perf_counter() - began}
+
+    def newest(self) -> Path:
+        return max(self.run.checkpoints.glob("g*"))
+
+    def close(self) -> None:
+        self.saver.close(stays=False)
+        shutil.rmtree(self.run.root)
 
 
-def one_round(
-    run: RunDirectory, step: int, tensors: dict[str, torch.Tensor], copies: dict[str, torch.Tensor]
-) -> dict[str, float]:
-    """Seconds of each kind of work, side by side, so that a noisy neighbour meets them all."""
-    plain = run.root / f"plain{step}"  # a fresh file, as a save's are
-    times = {
-        "memcpy": seconds(lambda: [copies[name].copy_(tensor) for name, tensor in tensors.items()]),
-        "digest": seconds(lambda: state_digest(tensors)),
-        "write": seconds(lambda: plain_write(plain, tensors)),
-    }
-    result = save_checkpoint(run, 1, step, tensors, {})
-    saved = run.checkpoints / result.name
-    times["save"] = result.blocking_ns / 1e9
-    for name, work in (("read", lambda: plain_read(saved / "rank00000.safetensors")), ("verify", lambda: verify(saved))):
-        times[f"{name}_warm"] = seconds(work)
+def raw_write(path: Path, state: State, direct: bool) -> None:
+    """The same bytes, written and fsynced, by 4 MiB; direct: from page-aligned memory past the page cache."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | (os.O_DIRECT if direct else 0))
+    buffer = mmap.mmap(-1, BLOCK_BYTES)
+    for tensor in state.values():
+        data = tensor.numpy().reshape(-1).view("u1").data
+        for at in range(0, len(data), BLOCK_BYTES):
+            piece = data[at : at + BLOCK_BYTES]
+            if direct:
+                buffer[: len(piece)] = piece
+                os.write(descriptor, memoryview(buffer)[: -(-len(piece) // 4096) * 4096])
+            else:
+                os.write(descriptor, piece)
+    os.fsync(descriptor)
+    os.close(descriptor)
+
+
+def raw_read(path: Path, way: str) -> None:
+    """Every byte once: through the page cache, through pages that are given back at once, or past it."""
+    descriptor = os.open(path, os.O_RDONLY | (os.O_DIRECT if way == "direct" else 0))
+    os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_SEQUENTIAL)
+    buffer, at = mmap.mmap(-1, BLOCK_BYTES), 0
+    while count := os.preadv(descriptor, [buffer], at):
+        if way == "dropped":
+            os.posix_fadvise(descriptor, at, count, os.POSIX_FADV_DONTNEED)
+        at += count
+    os.close(descriptor)
+
+
+def median(values: list[float]) -> float:
+    return statistics.median(values)
+
+
+def speeds(root: Path, total_bytes: int, rounds: int) -> dict[str, Any]:
+    """Save and load against memcpy and the raw disk."""
+    state = make_state(total_bytes)
+    copies = {name: torch.zeros_like(tensor) for name, tensor in state.items()}
+    ours, times = Ours(root / "ours", state), dict[str, list[float]]()
+
+    def note(name: str, value: float) -> None:
+        times.setdefault(name, []).append(value)
+
+    for number in range(rounds + 1):
+        first = number == 0  # pages are touched, the disk is awake
+        measured = {"memcpy": seconds(lambda: torch._foreach_copy_(list(copies.values()), list(state.values())))}
+        measured |= {f"save_{name}": value for name, value in ours.save().items()}
+        for direct in (False, True):
+            path = root / f"raw{direct}"
+            measured[f"write_{'direct' if direct else 'plain'}"] = seconds(lambda p=path, d=direct: raw_write(p, state, d))
+            path.unlink()
+        saved = ours.newest()
+        for way in ("cached", "dropped", "direct"):
+            drop_cached(saved)
+            measured[f"read_{way}"] = seconds(lambda f=saved / "rank00000.safetensors", w=way: raw_read(f, w))
         drop_cached(saved)
-        times[f"{name}_cold"] = seconds(work)
-    times["load"] = seconds(lambda: load_checkpoint(saved, copies))
-    plain.unlink()
-    shutil.rmtree(saved)
-    return times
-
-
-def measure(directory: Path, total_bytes: int, repeats: int) -> dict:
-    (directory / "run.json").write_text('{"kind": "run", "drill": false}')
-    run, tensors = RunDirectory.open(directory), state(total_bytes)
-    copies = {name: torch.zeros_like(tensor) for name, tensor in tensors.items()}  # touched: no page faults in the copy
-    times: dict[str, list[float]] = {}
-    for step in range(repeats + 1):
-        for name, value in one_round(run, step, tensors, copies).items():
-            times.setdefault(name, []).append(value)
-    median = {name: statistics.median(values[1:]) for name, values in times.items()}
-    nbytes = sum(t.numel() * t.element_size() for t in tensors.values())
-    return {"bytes": nbytes, "repeats": repeats, "seconds_median": median} | ratios(median)
-
-
-def ratios(median: dict[str, float]) -> dict[str, float]:
+        measured["load"] = seconds(lambda c=saved: load_checkpoint(c, copies))
+        if not first:
+            for name, value in measured.items():
+                note(name, value)
+    ours.close()
+    t = {name: median(values) for name, values in times.items()}
+    nbytes = sum(tensor.nbytes for tensor in state.values())
     return {
-        "save_over_memcpy": median["save"] / median["memcpy"],
-        "write_over_memcpy": median["write"] / median["memcpy"],
-        "save_over_write": median["save"] / median["write"],
-        "digest_over_memcpy": median["digest"] / median["memcpy"],
-        "load_over_memcpy": median["load"] / median["memcpy"],
-        "verify_over_read_warm": median["verify_warm"] / median["read_warm"],
-        "verify_over_read_cold": median["verify_cold"] / median["read_cold"],
+        "bytes": nbytes,
+        "rounds": rounds,
+        "seconds_of_each": {name: round(value, 4) for name, value in t.items()},
+        "blocking_over_memcpy": t["save_blocking"] / t["memcpy"],
+        "full_speed_over_raw_write": min(t["write_plain"], t["write_direct"]) / t["save_durable"],
+        "full_speed_over_plain_write": t["write_plain"] / t["save_durable"],
+        "load_over_raw_read": min(t["read_cached"], t["read_dropped"], t["read_direct"]) / t["load"],
+        "load_over_plain_read": t["read_cached"] / t["load"],
     }
+
+
+def peers(root: Path, total_bytes: int, rounds: int) -> dict[str, Any]:
+    """Seconds until training goes on and until the data are durable: torch.save, DCP in three ways, and ours, in turns."""
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
+
+    state = make_state(total_bytes)
+    dist.init_process_group("cpu:gloo", init_method=f"file://{root}/store", rank=0, world_size=1)
+    path = root / "peer"
+
+    def torch_save() -> dict[str, float]:
+        began = time.perf_counter()
+        with open(path, "wb") as file:
+            torch.save(state, file)
+            file.flush()
+            os.fsync(file.fileno())
+        took = time.perf_counter() - began
+        return {"blocking": took, "durable": took}
+
+    def dcp_sync() -> dict[str, float]:
+        took = seconds(lambda: dcp.save(state, checkpoint_id=path))
+        return {"blocking": took, "durable": took}
+
+    def dcp_async(kind: AsyncCheckpointerType) -> dict[str, float]:
+        began = time.perf_counter()
+        future = dcp.async_save(state, checkpoint_id=path, async_checkpointer_type=kind)
+        blocking = time.perf_counter() - began
+        future.result()  # type: ignore[union-attr]
+        return {"blocking": blocking, "durable": time.perf_counter() - began}
+
+    ours = Ours(root / "ours", state)
+    ways: dict[str, Callable[[], dict[str, float]]] = {"ours": ours.save, "torch_save": torch_save, "dcp_sync": dcp_sync}
+    ways |= {f"dcp_{kind.value}": lambda k=kind: dcp_async(k) for kind in AsyncCheckpointerType}
+    times: dict[str, dict[str, list[float]]] = {name: {"blocking": [], "durable": []} for name in ways}
+    for number in range(rounds + 1):
+        for name, way in ways.items():
+            for what, value in way().items():
+                if number:
+                    times[name][what].append(value)
+            shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+            gc.collect()
+    ours.close()
+    dist.destroy_process_group()
+    middle = {name: {what: median(values) for what, values in of.items()} for name, of in times.items()}
+    result: dict[str, Any] = {"seconds_of_each": middle}
+    for name in ways:
+        if name != "ours":
+            result[f"{name}_blocking_over_ours"] = middle[name]["blocking"] / middle["ours"]["blocking"]
+            result[f"{name}_durable_over_ours"] = middle[name]["durable"] / middle["ours"]["durable"]
+    return result
+
+
+def lost_to_a_flush(root: Path, total_bytes: int, pairs: int) -> dict[str, Any]:
+    """Training seconds lost to a background flush: steps of matrix products on all cores, with a flush under way and without."""
+    state = make_state(total_bytes)
+    ours = Ours(root / "ours", state)
+    a = torch.randn(1024, 1024)
+
+    def step() -> None:
+        for _ in range(20):
+            torch.mm(a, a)
+
+    def training(work_seconds: float) -> float:
+        """Steps per second over about so long."""
+        began, count = time.perf_counter(), 0
+        while time.perf_counter() - began < work_seconds:
+            step()
+            count += 1
+        return count / (time.perf_counter() - began)
+
+    lost, lasted = [], []
+    training(1.0)
+    for number in range(pairs):
+        before = training(1.5)
+        ours.step += 1
+        assert ours.saver.save(ours.step, state, {}) is not None
+        began, count = time.perf_counter(), 0
+        while ours.saver.under_way:
+            step()
+            count += 1
+            ours.saver.poll()
+        with_flush = time.perf_counter() - began
+        after = training(1.5)
+        if number:
+            lost.append(max(0.0, with_flush - count / ((before + after) / 2)) / (total_bytes / GIB))
+            lasted.append(with_flush)
+    ours.close()
+    return {"lost_seconds_per_gib_median": median(lost), "flush_seconds": median(lasted), "lost_seconds_of_each": lost}
+
+
+def many_saves(root: Path) -> dict[str, Any]:
+    """Memory of trainer and writer, and open files, over many saves of 8 MiB."""
+    state = make_state(8 << 20)
+    ours = Ours(root / "ours", state)
+    assert ours.saver._writer is not None
+    writer = ours.saver._writer.pid
+
+    def resident(pid: int) -> int:
+        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * resource.getpagesize()
+
+    def look() -> dict[str, int]:
+        return {
+            "trainer_bytes": resident(os.getpid()),
+            "writer_bytes": resident(writer),
+            "trainer_files": len(os.listdir("/proc/self/fd")),
+            "writer_files": len(os.listdir(f"/proc/{writer}/fd")),
+        }
+
+    for _ in range(20):
+        ours.save()
+    first = look()
+    for _ in range(MANY_SAVES):
+        ours.save()
+    last = look()
+    ours.close()
+    return {"saves": MANY_SAVES, "first": first, "last": last} | {f"{k}_grown_over_first": last[k] / first[k] for k in first}
+
+
+RANK = """
+import sys, time, torch
+from pathlib import Path
+from headway.checkpoint.saver import Place, SavePolicy, Saver
+from headway.rundir.layout import RunDirectory
+run, rank, world, nbytes = RunDirectory.open(Path(sys.argv[1])), int(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
+torch.set_num_threads(1)
+from headway.checkpoint.rectangles import LocalPart
+from headway.store.rectangle import Part
+rows = nbytes // 4096
+local = torch.randn(rows, 1024)
+part = Part(name="param/x", dtype="F32", global_shape=(rows * world, 1024), offset=(rows * rank, 0), shape=(rows, 1024))
+class Mine(Place):
+    def parts(self, tensors): return [LocalPart(part, local)]
+saver = Saver(Mine(run=run, segment=1, rank=rank, world=world), SavePolicy(keep_last=1, when_busy="wait"))
+saver.attach({}); saver.prepare(); print("ready", flush=True)
+for step, line in enumerate(sys.stdin, start=1):
+    snapshot = saver.save(step, {}, {}); told = saver.settle()
+    assert not [o for o in told if o.kind == "failed"], told
+    print(snapshot.blocking_ns, flush=True)
+saver.close(stays=False)
+"""
+
+
+def ranks_at_once(root: Path, total_bytes: int, world: int, rounds: int) -> float:
+    """Seconds from the first snapshot to the commit, when ``world`` processes save a state of the same total size."""
+    run = make_run(root / f"world{world}")
+    command = [sys.executable, "-c", RANK, str(run.root)]
+    pipe = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    ranks = [subprocess.Popen([*command, str(r), str(world), str(total_bytes // world)], **pipe) for r in range(world)]  # type: ignore[call-overload]
+    for rank in ranks:
+        assert rank.stdout.readline() == "ready\n"
+    times = []
+    for _ in range(rounds + 1):
+        began = time.perf_counter()
+        for rank in ranks:
+            rank.stdin.write("\n")
+            rank.stdin.flush()
+        for rank in ranks[1:] + ranks[:1]:  # rank 0 ends with the commit
+            assert rank.stdout.readline().strip().isdigit()
+        times.append(time.perf_counter() - began)
+    for rank in ranks:
+        rank.stdin.close()
+        assert rank.wait(60) == 0
+    shutil.rmtree(run.root)
+    return median(times[1:])
+
+
+def many_ranks(root: Path, world: int, tensors: int) -> dict[str, float]:
+    """The coordinator's part alone: receipts of so many ranks are there, each with a shard of so many tensors."""
+    from headway.store.manifest import Chunk, Receipt, TensorEntry, receipt_bytes
+    from headway.store.names import data_file, receipt_file
+    from headway.store.save import ManifestFields, begin_save, commit
+
+    directory = begin_save(root / "checkpoints", 1, 1)
+    digest = ("0123456789abcdef" * 2,)
+    for rank in range(world):
+        at, entries = 64, {}
+        for number in range(tensors):
+            chunk = Chunk(offset=(rank, 0), shape=(1, 2), file=data_file(rank), at=at, nbytes=8, blocks=digest)
+            entries[f"param/layers.{number:04d}.weight"] = TensorEntry(dtype="F32", shape=(world, 2), chunks=(chunk,))
+            at += 8
+        place: dict[str, Any] = {"segment": 1, "step": 1, "rank": rank, "world": world, "header_digest": digest[0]}
+        receipt = Receipt(**place, file=data_file(rank), file_bytes=at, header_bytes=64, tensors=entries)
+        (directory / receipt_file(rank)).write_bytes(receipt_bytes(receipt))
+        with open(directory / data_file(rank), "wb") as file:
+            file.truncate(at)
+    took = seconds(lambda: commit(directory, ManifestFields(segment=1, step=1, world=world, state={})))
+    shutil.rmtree(root / "checkpoints")
+    return {"ranks": world, "tensors": tensors, "chunks": world * tensors, "commit_seconds": took}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--megabytes", type=int, default=200)
-    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--gib", type=float, nargs="+", default=[1.0, 8.0], help="sizes of the state")
+    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--directory", type=Path, default=None, help="where to write (default: the temporary directory)")
-    arguments = parser.parse_args()
-    torch.set_num_threads(1)
-    with tempfile.TemporaryDirectory(dir=arguments.directory, prefix="headway-bench-") as directory:
-        figures = measure(Path(directory), arguments.megabytes * 10**6, arguments.repeats)
-    versions = {
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "machine": platform.machine(),
-        "cpus": os.cpu_count(),
-    }
-    print(json.dumps({"bench": "checkpoint", **figures, "versions": versions}, indent=1))
+    parser.add_argument("--only", nargs="+", default=None, help="names of parts to measure (default: all)")
+    asked = parser.parse_args()
+    figures: dict[str, Any] = {"bench": "checkpoint"}
+
+    def part(name: str, measure: Callable[[Path], Any]) -> None:
+        if asked.only is None or any(name.startswith(word) for word in asked.only):
+            with tempfile.TemporaryDirectory(dir=asked.directory, prefix="headway-bench-") as directory:
+                print(f"  {name} ...", file=sys.stderr, flush=True)
+                figures[name] = measure(Path(directory))
+
+    for size in asked.gib:
+        total = round(size * GIB)
+        rounds = asked.rounds if size <= 2 else max(2, asked.rounds // 2)
+        part(f"speeds_{size:g}_gib", lambda d, t=total, r=rounds: speeds(d, t, r))
+        part(f"peers_{size:g}_gib", lambda d, t=total, r=rounds: peers(d, t, r if t <= 2 * GIB else 1))
+        part(f"training_{size:g}_gib", lambda d, t=total, s=size: lost_to_a_flush(d, t, 8 if s <= 2 else 3))
+    part("many_saves", many_saves)
+    part(
+        "ranks",
+        lambda d: (lambda t: {"seconds_of_each": t, "eight_over_one": t[8] / t[1]})(
+            {w: ranks_at_once(d, GIB, w, 3) for w in (1, 2, 4, 8)}
+        ),
+    )
+    part("many_ranks", lambda d: many_ranks(d, MANY_RANKS, 8))
+    print(json.dumps(figures, indent=1))
 
 
 if __name__ == "__main__":

@@ -193,7 +193,7 @@ def test_C13_all_files_are_json_or_safetensors(run):
 
 
 FROZEN_HEADER = (
-    b'{"__metadata__":{"format":"pt","segment":"1","step":"40","rank":"0"},'
+    b'{"__metadata__":{"format":"pt","segment":"000000000001","step":"000000000040","rank":"000000"},'
     b'"count":{"dtype":"I64","shape":[],"data_offsets":[0,8]},'
     b'"param/x":{"dtype":"F32","shape":[1,2],"data_offsets":[8,16]}}'
 )

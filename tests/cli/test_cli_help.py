@@ -11,11 +11,11 @@ import pytest
 
 from headway.cli import reference
 from headway.cli.help import WIDTH, columns
-from headway.cli.main import DATA_VERBS, PLAN_VERBS, VERBS
+from headway.cli.main import GROUPS, VERBS
 
 ROOT = Path(__file__).resolve().parents[2]
-INNER = [*(("plan", verb) for verb in PLAN_VERBS), *(("data", verb) for verb in DATA_VERBS)]
-ALL = [(), *((verb,) for verb in VERBS), *INNER]
+INNER = [(group, verb) for group, verbs in GROUPS.items() for verb in verbs]
+ALL = [(), *((verb,) for verb in VERBS), ("checkpoint",), *INNER]
 HELP_SECONDS = 0.2
 """What a person does not notice."""
 BARE_INTERPRETERS = 10
@@ -30,7 +30,10 @@ def seconds(*arguments: str) -> float:
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
-@pytest.mark.parametrize("verb", [(), ("plan",), ("plan", "compare"), ("plan", "calibrate"), ("run",)], ids=" ".join)
+QUICK = [(), ("plan",), ("plan", "compare"), ("plan", "calibrate"), ("run",), ("checkpoint",)]
+
+
+@pytest.mark.parametrize("verb", QUICK, ids=" ".join)
 def test_help_comes_at_once(verb):
     script = str(Path(sys.executable).with_name("headway"))
     fastest = min(seconds(script, *verb, "--help") for _ in range(5))

@@ -166,6 +166,17 @@ def test_saves_faults_and_the_end_have_lines_of_their_own(progress):
     ]
 
 
+def test_an_interval_that_changes_has_a_line(progress):
+    change = {
+        "kind": "interval",
+        "step": 20,
+        "seconds": 250.0,
+        "reason": "a save costs 2 s, an interruption comes every 4 h 0 min",
+    }
+    assert progress.feed(change) == ["- saves every 4 min 10 s: a save costs 2 s, an interruption comes every 4 h 0 min"]
+    assert progress.feed({"kind": "interval", "step": 20, "seconds": 250}) == ["- saves every 4 min 10 s"]
+
+
 def test_numbers_that_are_not_finite_are_shown(progress):
     lines = progress.feed(step(5, loss="nan", grad_norm="inf", applied=False))
     assert "- ALARM: the gradient of step 5 was not finite: it was not applied" in lines
@@ -205,8 +216,7 @@ def test_unknown_records_say_nothing(progress):
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"blocking_ns": 40_000_000, "retention_ns": 20_000_000}, "; training waited 60 ms)"),
-        ({"blocking_ns": 40_000_000, "retention_ns": 0}, "; training waited 40 ms)"),
+        ({"blocking_ns": 40_000_000, "flush_ns": 600_000_000}, "; training waited 40 ms, written in 600 ms)"),
         ({"blocking_ns": 40_000_000}, "; training waited 40 ms)"),
         ({}, "1 KiB)"),
     ],

@@ -115,7 +115,11 @@ class Bench:
 
     def run(self, where: Path, faults: list[dict] | None = None, every_steps: int = 4, overrides=()) -> RunDirectory:
         deployment = Deployment.model_validate(
-            {"threads": 1, "checkpoints": {"every_steps": every_steps, "keep_last": 3}, "state_digest_every": 1}
+            {
+                "threads": 1,
+                "checkpoints": {"every_steps": every_steps, "keep_last": 3, "when_busy": "wait"},  # steps are shorter than saves
+                "state_digest_every": 1,
+            }
         )
         return create_run(
             where,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import random
 
 import pytest
@@ -11,10 +10,11 @@ from conftest_e2e import events_of, trace
 from safetensors import safe_open
 
 from headway.base.errors import RunError
-from headway.base.failpoints import SAVE_POINTS, STEP_POINTS
+from headway.base.failpoints import SAVE_POINTS, SNAPSHOT_POINTS, STEP_POINTS
 from headway.rundir.metrics import read_chain_rows, read_steps
 from headway.rundir.segments import Segment, current_chain, read_segments, write_segment
-from headway.train.loop import prune
+from headway.store.admissible import choose
+from headway.train.loop import hear, save
 from headway.train.setup import set_up
 from headway.train.stop import StopRequest
 
@@ -23,12 +23,39 @@ pytestmark = pytest.mark.e2e
 EVALUATED, LAST = [10, 18, 24], 24  # after 4,096 and 8,192 tokens, and at the end
 
 
-@pytest.mark.parametrize("point", SAVE_POINTS)
-def test_C1_killed_at_every_point_of_a_save(bench, uninterrupted, tmp_path, point):
+@pytest.mark.parametrize("point", SNAPSHOT_POINTS)
+def test_C1_a_trainer_killed_at_every_point_of_a_snapshot(bench, uninterrupted, tmp_path, point):
+    """Before the seal nothing of it counts; after it the writer commits it without its trainer."""
     run = bench.run(tmp_path / "run", faults=[{"point": point, "action": "kill", "step": 8}])
     outcome = bench.go(run)
     assert outcome.state == "complete"
     assert len(read_segments(run)) == 2, "the kill must have happened"
+    assert read_segments(run)[1].restored_step == (8 if point == "snapshot.sealed" else 4)
+    restored = next(row for row in read_steps(run, 2) if row["kind"] == "restored")
+    assert restored["from_memory"] == (point != "snapshot.copied"), "that one was half overwritten, so the storage had to serve"
+    assert trace(run) == uninterrupted
+
+
+@pytest.mark.parametrize("point", SAVE_POINTS)
+def test_C1_a_writer_killed_at_every_point_of_a_save(bench, uninterrupted, tmp_path, point):
+    """Training goes on, the loss of the save is on record, the next one works with another writer."""
+    run = bench.run(tmp_path / "run", faults=[{"point": point, "action": "kill", "step": 8}])
+    assert bench.go(run).state == "complete"
+    assert len(read_segments(run)) == 1
+    rows = read_steps(run, 1)
+    failed = [row["step"] for row in rows if row["kind"] == "save_failed"]
+    assert failed in ([8], [8, 12]), "steps are so short that it may have had the next one too"
+    assert [row["step"] for row in rows if row["kind"] == "save"] == [s for s in (4, 12, 16, 20, 24) if s not in failed]
+    assert trace(run) == uninterrupted
+
+
+@pytest.mark.parametrize("point", SAVE_POINTS)
+def test_C1_trainer_and_writer_killed_at_every_point_of_a_save(bench, uninterrupted, tmp_path, point):
+    """The writer at its point, the trainer a step later: what counts is the newest that was committed."""
+    faults = [{"point": point, "action": "kill", "step": 8}, {"point": "step.begin", "action": "kill", "step": 10}]
+    run = bench.run(tmp_path / "run", faults=faults)
+    assert bench.go(run).state == "complete"
+    assert len(read_segments(run)) == 2
     committed_before = point in ("save.manifest_renamed", "save.committed")
     assert read_segments(run)[1].restored_step == (8 if committed_before else 4)
     assert trace(run) == uninterrupted
@@ -57,7 +84,7 @@ def test_C14_a_complete_run_resumes_to_itself(bench, uninterrupted, tmp_path):
     assert trace(run).final == uninterrupted.final
 
 
-@pytest.mark.parametrize("point", ["step.gradients", "save.data_written"])
+@pytest.mark.parametrize("point", ["step.gradients", "snapshot.copied"])
 def test_F5_a_termination_signal_ends_in_a_commit_and_resumes(bench, uninterrupted, tmp_path, point):
     run = bench.run(tmp_path / "run", faults=[{"point": point, "action": "terminate", "step": 8}])
     outcome = bench.go(run)
@@ -100,7 +127,7 @@ def test_an_evaluation_that_was_cut_off_is_caught_up(bench, uninterrupted, tmp_p
 
 
 def test_killed_after_the_last_save_nothing_is_lost_or_doubled(bench, uninterrupted, tmp_path):
-    run = bench.run(tmp_path / "run", faults=[{"point": "save.committed", "action": "kill", "step": LAST}])
+    run = bench.run(tmp_path / "run", faults=[{"point": "snapshot.sealed", "action": "kill", "step": LAST}])
     assert bench.go(run).state == "complete"
     assert [s.restored_step for s in read_segments(run)] == [0, LAST]
     assert (kept(run, "evaluation"), kept(run, "sample")) == (EVALUATED, [0, LAST])
@@ -111,11 +138,15 @@ def test_C5_a_trainer_that_was_replaced_deletes_nothing(bench, tmp_path):
     run = bench.run(tmp_path / "run", faults=[{"point": "step.begin", "action": "terminate", "step": 13}])
     assert bench.go(run).state == "stopped"
     old = set_up(run.root, 1, StopRequest())
-    old.policy = dataclasses.replace(old.policy, keep_last=1)
-    before = sorted(path.name for path in run.checkpoints.iterdir())
+    before = {path.name for path in run.checkpoints.iterdir()}
     write_segment(run, Segment(2, 1, 13, "g0001-s00000013", "resume", "test", 9, {}))
-    prune(old)
-    assert sorted(path.name for path in run.checkpoints.iterdir()) == before
+    old.step = 14  # it has not noticed yet, trains on and saves
+    save(old)
+    hear(old, old.saver.settle())
+    old.close()
+    late = "g0001-s00000014"
+    assert {path.name for path in run.checkpoints.iterdir()} == before | {late}
+    assert choose(run, current_chain(read_segments(run))).checkpoint == "g0001-s00000013", "it came late: no part of the history"
     with pytest.raises(RunError, match="not the newest"):
         set_up(run.root, 1, StopRequest())
     old.close()

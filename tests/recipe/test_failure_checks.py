@@ -151,6 +151,34 @@ def test_a_finding_names_the_line(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("[checkpoints.adaptive]\nmost = '9min'\nleast = '10min'\n", 3),
+        ("[checkpoints.adaptive]\nleast = '2h'\n", 2),
+        ("[checkpoints]\n[checkpoints.adaptive]\nmost = '30s'\n", 3),
+        ("[checkpoints]\nkeep_last = 3\nadaptive = {least = '2h', most = '1h'}\n", 3),
+    ],
+    ids=["both", "least", "most", "inline"],
+)
+def test_bounds_of_the_trainers_choice_leave_a_choice(tmp_path: Path, text, line):
+    """Stated or by default; the line is that of the bound that somebody wrote."""
+    path = tmp_path / "d.toml"
+    path.write_text(text)
+    with pytest.raises(ConfigError) as error:
+        load_deployment(path)
+    (problem,) = error.value.problems
+    assert problem.where == f"{path}:{line}"
+    assert problem.seen.startswith("saves come at least ")
+    assert "least is not above most" in problem.rule
+    assert "checkpoints.adaptive.least" in problem.way_out
+
+
+def test_bounds_may_be_equal():
+    adaptive = load_deployment(None, ["checkpoints.adaptive={least='10min', most='10min'}"]).checkpoints.adaptive
+    assert (adaptive.least, adaptive.most) == (600, 600)
+
+
+@pytest.mark.parametrize(
     ("settings", "seen"),
     [
         ([tiers(TIER)], "checkpoints.tiers has 1 entry"),

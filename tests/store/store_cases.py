@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from headway.base.clocks import FakeClock
 from headway.base.records import RecordWriter
 from headway.rundir.layout import RunDirectory
+from headway.rundir.metrics import encode_row
 from headway.rundir.segments import Segment, current_chain, read_segments, write_segment
 from headway.store.manifest import Manifest
 from headway.store.save import ManifestFields, Rectangle, commit, saving, write_rank
@@ -76,7 +78,7 @@ def values(step: int) -> dict[str, np.ndarray]:
 
 
 def save(
-    run: RunDirectory, segment: int, step: int, state: dict[str, np.ndarray] | None = None, says: dict[str, str] | None = None
+    run: RunDirectory, segment: int, step: int, state: dict[str, np.ndarray] | None = None, says: dict[str, Any] | None = None
 ) -> str:
     """Save by the store's own doors, one rank. ``says``: more of the small state, such as the run it belongs to."""
     rectangles = [rectangle(name, array) for name, array in (values(step) if state is None else state).items()]
@@ -93,6 +95,13 @@ def record_save(run: RunDirectory, segment: int, step: int, name: str, digest: s
     writer.append(
         {"kind": "save", "stamp": stamp, "step": step, "checkpoint": name, "bytes": 1, "blocking_ns": 1, "digest": digest}
     )
+    writer.close()
+
+
+def record_evaluation(run: RunDirectory, segment: int, step: int, **losses: float) -> None:
+    """What the trainer appends before the save of that step."""
+    writer = RecordWriter(run.steps_file(segment))
+    writer.append(encode_row({"kind": "evaluation", "stamp": FakeClock().stamp().to_json(), "step": step, "loss": losses}))
     writer.close()
 
 

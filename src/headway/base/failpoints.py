@@ -29,27 +29,31 @@ SAVE_POINTS = (
     "save.manifest_renamed",
     "save.committed",
 )
-"""Every stage of a save, in order. Fault tests enumerate this tuple."""
+"""Every stage of a save in the writer, in order. Fault tests enumerate this tuple."""
+
+SNAPSHOT_POINTS = ("snapshot.begin", "snapshot.copied", "snapshot.sealed")
+"""Every stage of a save in the trainer, in order."""
 
 STEP_POINTS = ("step.begin", "step.gradients", "step.updated", "step.recorded")
 """Every stage of a step, in order."""
 
 EVALUATION_POINTS = ("evaluation.begin",)
 
-ALL = SAVE_POINTS + STEP_POINTS + EVALUATION_POINTS
+ALL = SAVE_POINTS + SNAPSHOT_POINTS + STEP_POINTS + EVALUATION_POINTS
 ACTIONS = ("kill", "disk_full", "io_error", "raise", "hang", "terminate")
 
 
 @dataclass(frozen=True)
 class Fault:
-    """What happens where: ``action`` at failpoint ``point``, in step ``step`` (None: at the first pass)."""
+    """What happens where: ``action`` at failpoint ``point``, in step ``step`` (None: at the first pass), on rank ``rank``."""
 
     point: str
     action: str
     step: int | None = None
+    rank: int = 0
 
     def key(self) -> str:
-        return f"{self.point}/{self.action}/{self.step}"
+        return f"{self.point}/{self.action}/{self.step}" + (f"/{self.rank}" if self.rank else "")
 
 
 _armed: list[Fault] = []
@@ -71,7 +75,7 @@ def parse_faults(entries: list[dict]) -> list[Fault]:
     """Check a list of {point, action, step} and name the nearest way out for each unknown word."""
     faults = []
     for entry in entries:
-        fault = Fault(entry.get("point", ""), entry.get("action", "kill"), entry.get("step"))
+        fault = Fault(entry.get("point", ""), entry.get("action", "kill"), entry.get("step"), entry.get("rank", 0))
         if fault.point not in ALL:
             raise ConfigError(f"unknown failpoint {fault.point!r}", f"known: {', '.join(ALL)}")
         if fault.action not in ACTIONS:
@@ -90,8 +94,8 @@ def guard(run_directory: Path) -> None:
         )
 
 
-def arm(run_directory: Path) -> list[Fault]:
-    """Load the faults of a drill that have not fired yet; a production run has none."""
+def arm(run_directory: Path, rank: int = 0) -> list[Fault]:
+    """Load the faults of a drill that concern ``rank`` and have not fired yet; a production run has none."""
     global _fired
     disarm()
     guard(run_directory)
@@ -100,7 +104,7 @@ def arm(run_directory: Path) -> list[Fault]:
     log = run_directory / "drill-fired.jsonl"
     gone = {record["fault"] for record in read_records(log).records}
     faults = parse_faults(read_json(drill_file(run_directory), "drill plan").get("faults", []))
-    _armed.extend(fault for fault in faults if fault.key() not in gone)
+    _armed.extend(fault for fault in faults if fault.rank == rank and fault.key() not in gone)
     if _armed:
         _fired = RecordWriter(log, durable=True)
     return list(_armed)

@@ -1,39 +1,126 @@
-"""Load a state in place: any layout of chunks into whole tensors or into any other rectangles.
+"""Load a state in place: any layout that was saved into any layout that is wanted, on one rank or on many.
 
-Strict: key sets equal both ways, dtype, shape, full coverage; every byte that is used was verified. After an error the
-destination holds a mixture and must not be trained on: load another checkpoint over it.
+Strict: key sets equal both ways, dtype, shape, full coverage; every byte that is used was verified. Nobody holds more than its
+own share and one group of rows. All ranks end alike: with the state, or with the same error. After an error the destination
+holds a mixture and must not be trained on: load another checkpoint over it.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import threading
+import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 import torch
+import torch.distributed as dist
 
-from headway.base.errors import Problem, RunError
+from headway.base.errors import HeadwayError, Problem, RunError
+from headway.checkpoint.replicas import LocalShare, agree, local_share, same_everywhere, wanted_anywhere
 from headway.checkpoint.tensors import CARRIERS, DTYPES, dtype_name
 from headway.store.assemble import fill, new_scratch
 from headway.store.manifest import Manifest
+from headway.store.names import MANIFEST
 from headway.store.verify import OpenCheckpoint, open_checkpoint
+
+_POLL_SECONDS = 0.05
+READERS = 2
+"""Threads; each has some 24 MiB to read into."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sources:
+    """Where a load may read from besides the directory.
+
+    ``images``: data files by name in the memory of a writer of this host, proven by the same digests. ``together``: all ranks of
+    the process group call at once, and share what they read. ``holders``: those that hold the same names as this one, as the
+    ranks of a pipeline stage do (None: all ranks). ``appears_seconds``: how long this rank waits for a directory that others see
+    already (network filesystems list late).
+    """
+
+    images: dict[str, memoryview] = field(default_factory=dict)
+    together: bool = False
+    holders: dist.ProcessGroup | None = None
+    appears_seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """``from_memory``: data files that were read from a writer's memory, on this rank."""
+
+    manifest: Manifest
+    from_memory: tuple[str, ...]
 
 
 def load_checkpoint(directory: Path, tensors: dict[str, torch.Tensor]) -> Manifest:
     """Fill ``tensors`` in place with the checkpoint's values; RunError for damage or any difference in kind."""
-    checkpoint = open_checkpoint(directory)
-    check_fits(checkpoint, tensors)
-    scratch = new_scratch()
-    for name in sorted(tensors):
-        tensor = tensors[name]
-        load_rectangle(checkpoint, name, tensor, (0,) * tensor.ndim, scratch)
-    return checkpoint.manifest
+    return load_state(directory, tensors, Sources()).manifest
 
 
-def check_fits(checkpoint: OpenCheckpoint, tensors: dict[str, torch.Tensor]) -> None:
-    """Every difference between what is saved and what is wanted, all at once."""
+def load_state(directory: Path, tensors: dict[str, torch.Tensor], sources: Sources) -> Loaded:
+    """As ``load_checkpoint``, from where ``sources`` says. Together, each rank gives DTensors, or plain tensors that all have."""
+    checkpoint = _open_everywhere(directory, sources)
+    check_fits(checkpoint, tensors, together=sources.together)
+    shares = {name: local_share(name, tensors[name], sources.holders, together=sources.together) for name in sorted(tensors)}
+    reader, trouble = _Reader(checkpoint), ""
+    with ThreadPoolExecutor(READERS, thread_name_prefix="load") as pool:
+        reading = {name: pool.submit(reader.read, name, share) for name, share in shares.items() if share.reads}
+        for name, share in shares.items():
+            if name in reading:
+                trouble = reading[name].result() or trouble
+            share.pass_on()
+    agree(trouble, together=sources.together)
+    return Loaded(checkpoint.manifest, tuple(sorted(checkpoint.images)))
+
+
+class _Reader:
+    """Reads shares from several threads: one waits for the storage while another hashes and copies."""
+
+    def __init__(self, checkpoint: OpenCheckpoint):
+        self._checkpoint, self._mine, self._spoiled = checkpoint, threading.local(), False
+
+    def read(self, name: str, share: LocalShare) -> str:
+        """Empty, or what went wrong: with several ranks it is told once all have sent what others wait for."""
+        if self._spoiled:
+            return ""
+        if not hasattr(self._mine, "scratch"):
+            self._mine.scratch = new_scratch()
+        try:
+            load_rectangle(self._checkpoint, name, share.values, share.offset, self._mine.scratch)
+        except HeadwayError as error:
+            self._spoiled = True
+            return error.problems[0].seen
+        return ""
+
+
+def _open_everywhere(directory: Path, sources: Sources) -> OpenCheckpoint:
+    """Manifest and receipts proven by every rank, and the same ones."""
+    trouble, checkpoint = "", None
+    deadline = time.monotonic() + sources.appears_seconds
+    while not (directory / MANIFEST).exists() and time.monotonic() < deadline:
+        time.sleep(_POLL_SECONDS)
+    try:
+        checkpoint = open_checkpoint(directory)
+    except HeadwayError as error:
+        trouble = error.problems[0].seen
+    agree(trouble, together=sources.together)
+    assert checkpoint is not None
+    same_everywhere(checkpoint.manifest.digest, "manifest", together=sources.together)
+    return dataclasses.replace(checkpoint, images=dict(sources.images))
+
+
+def check_fits(checkpoint: OpenCheckpoint, tensors: dict[str, torch.Tensor], *, together: bool = False) -> None:
+    """Every difference between what is saved and what is wanted, all at once; together, by all ranks at once."""
     saved = checkpoint.tensors
-    problems = [Problem(f"{name} is in the checkpoint, but the model has none") for name in sorted(set(saved) - set(tensors))]
+    names = sorted(saved)
+    wanted = wanted_anywhere([name in tensors for name in names], together=together)
+    problems = [
+        Problem(f"{name} is in the checkpoint, but the model has none") for name, is_wanted in zip(names, wanted) if not is_wanted
+    ]
     problems += [Problem(f"{name} is missing in the checkpoint") for name in sorted(set(tensors) - set(saved))]
     for name in sorted(set(saved) & set(tensors)):
         have, want = saved[name], tensors[name]
@@ -41,6 +128,7 @@ def check_fits(checkpoint: OpenCheckpoint, tensors: dict[str, torch.Tensor]) -> 
             problems.append(Problem(f"{name}: saved with shape {have.shape}, wanted {tuple(want.shape)}"))
         if DTYPES[have.dtype] != want.dtype:
             problems.append(Problem(f"{name}: saved as {have.dtype}, wanted {dtype_name(name, want.dtype)}"))
+    agree("; ".join(problem.seen for problem in problems) if together else "", together=together)
     if problems:
         way_out = f"load it with the recipe and code that wrote it; path: {checkpoint.directory}"
         raise RunError([Problem(p.seen, "a state is loaded whole or not at all", way_out) for p in problems])

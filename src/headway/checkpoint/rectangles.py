@@ -9,24 +9,38 @@ The owner among equal copies follows from a hash of (name, offset), so the load 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import torch
 import xxhash
 
 from headway.base.errors import RunError
 from headway.checkpoint.tensors import bytes_view, dtype_name
-from headway.store.rectangle import Rectangle
+from headway.store.rectangle import Part, Rectangle
+
+
+@dataclass(frozen=True)
+class LocalPart:
+    """A rectangle that this rank writes, and the local tensor that holds it."""
+
+    part: Part
+    values: torch.Tensor
+
+
+def local_parts(tensors: dict[str, torch.Tensor], rank: int = 0, world: int = 1) -> list[LocalPart]:
+    """What this rank writes of a state, by name. The live tensors, not copies."""
+    return [part for name in sorted(tensors) for part in _of_tensor(name, tensors[name], rank, world)]
 
 
 def local_rectangles(tensors: dict[str, torch.Tensor], rank: int = 0, world: int = 1) -> list[Rectangle]:
-    """The rectangles that this rank writes. Views of the tensors' memory where they are on the CPU."""
-    return [r for name in sorted(tensors) for r in _of_tensor(name, tensors[name], rank, world)]
+    """As ``local_parts``, as bytes: views of the tensors' memory where they are contiguous on the CPU."""
+    return [Rectangle(**vars(local.part), data=bytes_view(local.values)) for local in local_parts(tensors, rank, world)]
 
 
-def _of_tensor(name: str, tensor: torch.Tensor, rank: int, world: int) -> list[Rectangle]:
+def _of_tensor(name: str, tensor: torch.Tensor, rank: int, world: int) -> list[LocalPart]:
     if not hasattr(tensor, "device_mesh"):
         offset = (0,) * tensor.ndim
-        return [_rectangle(name, tensor, tuple(tensor.shape), offset)] if owner(name, offset, world) == rank else []
+        return [_part(name, tensor, tuple(tensor.shape), offset)] if owner(name, offset, world) == rank else []
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
     mesh, placements = tensor.device_mesh, tensor.placements  # type: ignore[attr-defined]
@@ -37,7 +51,7 @@ def _of_tensor(name: str, tensor: torch.Tensor, rank: int, world: int) -> list[R
     if nothing or not _owns_copy(name, offset, mesh, placements):
         return []
     local = tensor.to_local()  # type: ignore[attr-defined]
-    return [_rectangle(name, local, tuple(tensor.shape), tuple(offset))]
+    return [_part(name, local, tuple(tensor.shape), tuple(offset))]
 
 
 def owner(name: str, offset: tuple[int, ...], copies: int) -> int:
@@ -55,12 +69,8 @@ def _owns_copy(name: str, offset: tuple[int, ...], mesh: object, placements: tup
     return owner(name, tuple(offset), copies) == index
 
 
-def _rectangle(name: str, local: torch.Tensor, global_shape: tuple[int, ...], offset: tuple[int, ...]) -> Rectangle:
-    return Rectangle(
-        name=name,
-        dtype=dtype_name(name, local.dtype),
-        global_shape=global_shape,
-        offset=offset,
-        shape=tuple(local.shape),
-        data=bytes_view(local),
+def _part(name: str, local: torch.Tensor, global_shape: tuple[int, ...], offset: tuple[int, ...]) -> LocalPart:
+    dtype = dtype_name(name, local.dtype)
+    return LocalPart(
+        Part(name=name, dtype=dtype, global_shape=global_shape, offset=offset, shape=tuple(local.shape)), local.detach()
     )

@@ -27,7 +27,7 @@ VERBS: dict[str, str] = {
     "report": "headway.cli.report:report",
     "demo": "headway.cli.demo:demo",
 }
-"""Verb -> where its function stands; its docstring is its help. ``data`` and ``plan`` have verbs of their own."""
+"""Verb -> where its function stands; its docstring is its help. ``data``, ``plan`` and ``checkpoint`` have verbs of their own."""
 
 DATA_VERBS: dict[str, str] = {"build": "headway.cli.data:build"}
 
@@ -37,6 +37,19 @@ PLAN_VERBS: dict[str, str] = {
     "worksheet": "headway.cli.plan_worksheet:worksheet",
 }
 """``headway plan RECIPE`` plans; these are other things to do with plans. No preset may be called like one of them."""
+
+CHECKPOINT_VERBS: dict[str, str] = {
+    "list": "headway.cli.checkpoint:list_",
+    "verify": "headway.cli.checkpoint_verify:verify",
+    "show": "headway.cli.checkpoint:show",
+    "diff": "headway.cli.checkpoint_diff:diff",
+    "prune": "headway.cli.checkpoint_prune:prune",
+    "keep": "headway.cli.checkpoint:keep",
+    "convert": "headway.cli.checkpoint_convert:convert",
+}
+
+GROUPS: dict[str, dict[str, str]] = {"plan": PLAN_VERBS, "data": DATA_VERBS, "checkpoint": CHECKPOINT_VERBS}
+"""Verbs with verbs of their own."""
 
 HELP = "Plans, runs and watches the pretraining of language models."
 EPILOGUE = """Start with: headway demo, or: headway plan demo
@@ -53,31 +66,35 @@ def build_app() -> App:
     common = house_style()
     app = App(name="headway", help=HELP, help_epilogue=EPILOGUE, **common)
     data = App(name="data", help="Build the data of a recipe.", sort_key=1, help_epilogue="", **common)
+    about = "List, verify, show, compare, prune, keep and convert checkpoints."
+    checkpoint = App(name="checkpoint", help=about, sort_key=9, help_epilogue="", **common)
     for position, (verb, target) in enumerate(VERBS.items()):
         if target.endswith(":app"):  # a group is set up where it stands
             app.command(target, name=verb)
         else:
             app.command(target, name=verb, sort_key=position * 2, help_epilogue="")
-    for verb, target in DATA_VERBS.items():
-        data.command(target, name=verb, help_epilogue="")
-    app.command(data)
+    for group, verbs in ((data, DATA_VERBS), (checkpoint, CHECKPOINT_VERBS)):
+        for position, (verb, target) in enumerate(verbs.items()):
+            group.command(target, name=verb, sort_key=position, help_epilogue="")
+        app.command(group)
     return app
 
 
 def import_verbs(app: App) -> None:
     """Lists of verbs show each one's first line, and a mistyped verb the nearest: both need all of them."""
     app.resolved_commands()
-    app["data"].resolved_commands()
-    app["plan"].resolved_commands()
+    for group in GROUPS:
+        app[group].resolved_commands()
 
 
 def invoke(arguments: Sequence[str]) -> int:
     """Parse and run; errors pass through."""
     app = build_app()
-    if not {*VERBS, *DATA_VERBS, *PLAN_VERBS} & set(arguments[:2]):
+    group, verb = (*arguments, "", "")[:2]
+    if group in GROUPS and verb in ("--help", "-h"):
+        app[group].resolved_commands()  # it lists verbs of its own
+    elif group not in VERBS and verb not in GROUPS.get(group, ()):
         import_verbs(app)
-    elif tuple(arguments[:2]) in (("plan", "--help"), ("plan", "-h")):
-        app["plan"].resolved_commands()  # it lists verbs of its own
     code = app(list(arguments), exit_on_error=False, print_error=False, result_action="return_value")
     sys.stdout.flush()  # here, so that a closed pipe is met inside the guard
     return EXIT_OK if code is None else code

@@ -160,13 +160,22 @@ class Progress:
         return self._show_row()
 
     def _on_save(self, record: Record) -> list[str]:
-        """Training waits for the commit, and then for the read-back that retention does before older ones go."""
+        """Told when it is committed, some steps later; training stood still for the copy alone."""
         text = f"- saved step {record['step']} ({record['checkpoint']}, {format_bytes(record['bytes'])}"
-        blocked_ns = sum(record.get(part) or 0 for part in ("blocking_ns", "retention_ns"))
-        return [f"{text}; training waited {format_seconds(blocked_ns / 1e9)})" if blocked_ns else f"{text})"]
+        blocked_ns, flush_ns = (record.get(part) or 0 for part in ("blocking_ns", "flush_ns"))
+        waited = f"; training waited {format_seconds(blocked_ns / 1e9)}" if blocked_ns else ""
+        return [f"{text}{waited}, written in {format_seconds(flush_ns / 1e9)})" if flush_ns else f"{text}{waited})"]
 
     def _on_save_failed(self, record: Record) -> list[str]:
         return [f"- ALARM: saving step {record['step']} failed, training goes on: {record['error']}"]
+
+    def _on_save_skipped(self, record: Record) -> list[str]:
+        return [f"- ALARM: the save of step {record['step']} was left out: {record['reason']}"]
+
+    def _on_interval(self, record: Record) -> list[str]:
+        """Of a deployment with checkpoints.adaptive, when the trainer changes its mind."""
+        why = f": {record['reason']}" if record.get("reason") else ""
+        return [f"- saves every {format_seconds(record['seconds'])}{why}"]
 
     # -- the supervisor's records
 

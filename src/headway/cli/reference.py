@@ -131,10 +131,12 @@ def help_text(*arguments: str) -> str:
 
 
 def cli_page() -> str:
-    from headway.cli.main import DATA_VERBS, PLAN_VERBS, VERBS
+    from headway.cli.main import GROUPS, VERBS
 
     verbs: list[tuple[str, ...]] = [(), *((verb,) for verb in VERBS)]
-    verbs[2:2] = [*(("plan", verb) for verb in PLAN_VERBS), *(("data", verb) for verb in DATA_VERBS)]
+    inner = {group: [(group, verb) for verb in verbs_of] for group, verbs_of in GROUPS.items()}
+    verbs[2:2] = [*inner["plan"], *inner["data"]]
+    verbs += [("checkpoint",), *inner["checkpoint"]]
     parts = ["# The command line", NOTE]
     for verb in verbs:
         parts += [f"## {' '.join(('headway', *verb))}", f"```text\n{help_text(*verb)}\n```"]

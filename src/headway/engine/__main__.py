@@ -41,6 +41,14 @@ def _parser() -> argparse.ArgumentParser:
     calibrate.add_argument("--seconds", type=float, default=6.0)
     calibrate.add_argument("--threads", type=int, required=True)
     calibrate.add_argument("--micro-batch-tokens", type=int, required=True)
+    convert = verbs.add_parser("convert", help="write a checkpoint in another format")
+    convert.add_argument("source")
+    convert.add_argument("destination", type=Path)
+    convert.add_argument("--to", required=True)
+    convert.add_argument("--from", dest="source_format", default=None)
+    convert.add_argument("--shard-bytes", type=int, required=True)
+    convert.add_argument("--step", type=int, default=None)
+    convert.add_argument("--dtype", default=None)
     return parser
 
 
@@ -53,8 +61,10 @@ def _train(options: argparse.Namespace) -> int:
     run = set_up(options.run, options.segment, stop)
     try:
         train(run)
-    finally:
-        run.close()
+    except BaseException:
+        run.close(comes_back=True)
+        raise
+    run.close(comes_back=False)
     return 0
 
 
@@ -78,6 +88,14 @@ def _calibrate(options: argparse.Namespace) -> int:
     return 0
 
 
+def _convert(options: argparse.Namespace) -> int:
+    from headway.checkpoint.convert.convert import Request, convert
+
+    asked = {key: value for key, value in vars(options).items() if key != "verb"}
+    print(json.dumps(convert(Request(**asked))))
+    return 0
+
+
 def _leave_error(options: argparse.Namespace, error: HeadwayError) -> None:
     """Leave the message where the supervisor looks for it."""
     from headway.base.files import write_json
@@ -92,7 +110,7 @@ def _described(error: HeadwayError) -> dict:
     return {"label": error.label, "problems": [asdict(problem) for problem in error.problems], "exit_code": error.exit_code}
 
 
-VERBS = {"train": _train, "sample": _sample, "calibrate": _calibrate}
+VERBS = {"train": _train, "sample": _sample, "calibrate": _calibrate, "convert": _convert}
 
 if __name__ == "__main__":
     sys.exit(main())

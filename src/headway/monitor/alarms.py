@@ -40,7 +40,7 @@ def find_alarms(rows: list[dict], refused: Iterable[dict] = ()) -> list[Finding]
     steps = [row for row in rows if row["kind"] == "step"]
     evaluations = [row for row in rows if row["kind"] == "evaluation"]
     found = non_finite(steps) + not_applied(steps) + gradient_spikes(steps) + held_out_rises(evaluations) + slow_end(steps)
-    found += failed_saves(rows) + failed_retention(rows) + stalled(rows) + rejected_checkpoints(refused)
+    found += failed_saves(rows) + skipped_saves(rows) + failed_retention(rows) + stalled(rows) + rejected_checkpoints(refused)
     return sorted(found, key=lambda finding: finding.step)
 
 
@@ -109,6 +109,18 @@ def failed_saves(rows: list[dict]) -> list[Finding]:
     saved = max((row["step"] for row in rows if row["kind"] == "save"), default=-1)
     failed = [row for row in rows if row["kind"] == "save_failed" and row["step"] > saved]
     return [Finding("save_failed", row["step"], f"the save of step {row['step']} failed: {row['error']}") for row in failed]
+
+
+def skipped_saves(rows: list[dict]) -> list[Finding]:
+    """The newest save that came due was left out: the one before it was still being written, and failures now cost more."""
+    saves = [row for row in rows if row["kind"] in ("snapshot", "save_skipped")]
+    if not saves or saves[-1]["kind"] == "snapshot":
+        return []
+    row = saves[-1]
+    left_out = sum(row["kind"] == "save_skipped" for row in saves)
+    return [
+        Finding("save_skipped", row["step"], f"the save of step {row['step']} was left out ({left_out} in all): {row['reason']}")
+    ]
 
 
 def failed_retention(rows: list[dict]) -> list[Finding]:

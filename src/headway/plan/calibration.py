@@ -104,7 +104,7 @@ def _ends(values: Sequence[float]) -> tuple[float, float]:
 
 
 def _saves(rows: Sequence[dict]) -> dict[str, Any]:
-    """Seconds that training stood still for a save: until the commit, and for the read-back of retention after it."""
+    """Seconds that training stood still for a save: for the copy; in older runs until the commit and the read-back after it."""
     found = [row for row in rows if row["kind"] == "save" and isinstance(row.get("blocking_ns"), int)]
     seconds = [(row["blocking_ns"] + (row.get("retention_ns") or 0)) / 1e9 for row in found]
     if not seconds:

@@ -1,5 +1,6 @@
-"""Whether what a deployment says about surviving faults can be: tiers of checkpoints, planned pauses, shrinking.
+"""Whether what a deployment says about surviving faults can be: when it saves, tiers, planned pauses, shrinking.
 
+adaptive |--least-----|..the trainer's choice..|most     at least one interval is left to choose
 tiers    host memory | local disk | ... | storage       each written less often than the one before, and of use:
          often        <=           <=     seldom         it survives, or keeps longer, what those before it do not
 pauses   |--every--------------------|length|            together they leave time to train
@@ -20,14 +21,31 @@ if TYPE_CHECKING:
 
 
 def check_survival(deployment: Deployment) -> Iterator[Finding]:
-    """Contradictions in checkpoints.tiers, failures.pauses and failures.elastic."""
+    """Contradictions in checkpoints.adaptive, checkpoints.tiers, failures.pauses and failures.elastic."""
     policy = deployment.checkpoints
+    yield from _check_adaptive(policy)
     for place, tier in enumerate(policy.tiers):
         yield from _check_tier(tier, ("checkpoints", "tiers", place))
         yield from _check_order(policy, place)
     yield from _check_storage(policy)
     yield from _check_pauses(deployment.failures)
     yield from _check_elastic(deployment)
+
+
+# --- the trainer's choice ---------------------------------------------------------------------------------------------
+
+
+def _check_adaptive(policy: CheckpointPolicy) -> Iterator[Finding]:
+    """The bound that is not the default is the one to look at."""
+    adaptive = policy.adaptive
+    if adaptive is None or adaptive.least <= adaptive.most:
+        return
+    field = "least" if "least" in adaptive.model_fields_set else "most"
+    seen = (
+        f"saves come at least {format_seconds(adaptive.least)} and at most {format_seconds(adaptive.most)} after the one before"
+    )
+    rule = "the trainer chooses between both bounds: least is not above most"
+    yield found(("checkpoints", "adaptive", field), seen, rule, "lower checkpoints.adaptive.least, or raise most")
 
 
 # --- tiers ------------------------------------------------------------------------------------------------------------

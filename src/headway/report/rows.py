@@ -73,7 +73,7 @@ class Save:
     step: int
     checkpoint: str
     size_bytes: int
-    blocking_ns: int  # that training stood still: until the commit, and for the read-back of retention after it
+    blocking_ns: int  # that training stood still: for the copy (in older runs until the commit and the read-back after it)
     digest: str | None  # of the state
     kept: bool
     present: bool

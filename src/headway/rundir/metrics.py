@@ -24,16 +24,19 @@ _REST = {
     "step": Category.PRODUCTIVE,
     "evaluation": Category.EVALUATION,
     "sample": Category.EVALUATION,
+    "snapshot": Category.BLOCKING_SAVE,
     "save": Category.BLOCKING_SAVE,
+    "save_skipped": Category.BLOCKING_SAVE,
     "save_failed": Category.BLOCKING_SAVE,
     "retention_failed": Category.BLOCKING_SAVE,
+    "interval": Category.BLOCKING_SAVE,
     "stall": Category.DATA_STALL,
     "end": Category.RECONFIGURE,
 }
 """Where the unmarked rest of an interval goes, by kind of row."""
 
 _WORDS = {"kind", "stage", "state", "texts", "error", "environment", "checkpoint", "digest", "spec_digest", "stamp"}
-_WORDS |= {"shard", "reason", "determinism", "differences"}
+_WORDS |= {"shard", "reason", "determinism", "differences", "bound"}
 """Fields of text: a prompt that reads "nan" stays a prompt."""
 
 _NUMBER = (int, float)
@@ -47,8 +50,11 @@ _FIELDS: dict[str, _Fields] = {
     "sample": _STEP,
     "stall": {**_STEP, "waited_ns": int, "shard": str},
     "retention_failed": {**_STEP, "error": str},
+    "snapshot": {**_STEP, "checkpoint": str},
     "save": _STEP,
+    "save_skipped": {**_STEP, "reason": str},
     "save_failed": {**_STEP, "error": str},
+    "interval": {**_STEP, "seconds": _NUMBER},
     "end": {**_STEP, "state": str},
 }
 """Fields that readers rely on, by kind. A step is never negative."""

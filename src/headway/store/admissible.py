@@ -14,8 +14,10 @@ Order and admission follow from segment and step alone: no modification times, n
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from headway.base.digests import short
 from headway.base.errors import HeadwayError, RunError, from_os_error
@@ -25,7 +27,8 @@ from headway.rundir.metrics import read_steps
 from headway.rundir.segments import Segment, is_admissible, read_segments
 from headway.store.manifest import load_manifest
 from headway.store.names import DELETED, MANIFEST, REJECTED, TOMBSTONE, CheckpointName, parse_name
-from headway.store.verify import verify
+from headway.store.outcomes import committed_digests
+from headway.store.verify import Verdict, verify
 
 MISSING = "missing: it was committed, and retention did not delete it"
 
@@ -110,9 +113,10 @@ def recorded_names(run: RunDirectory, chain: list[Segment]) -> set[str]:
 
 
 def _recorded_digests(run: RunDirectory, chain: list[Segment]) -> dict[str, object]:
-    """The digest of the state (or None) by the name of the checkpoint, as the trainers recorded their saves."""
+    """The digest of the state (or None) by the name of the checkpoint, as writers and trainers recorded their saves."""
     rows = (row for segment in chain for row in read_steps(run, segment.id) if row["kind"] == "save")
-    return {row["checkpoint"]: row.get("digest") for row in rows if isinstance(row.get("checkpoint"), str)}
+    by_trainers = {row["checkpoint"]: row.get("digest") for row in rows if isinstance(row.get("checkpoint"), str)}
+    return committed_digests(run, [segment.id for segment in chain]) | by_trainers
 
 
 def choose(run: RunDirectory, chain: list[Segment], explicit: str | None = None) -> Choice:
@@ -126,8 +130,9 @@ def choose(run: RunDirectory, chain: list[Segment], explicit: str | None = None)
     recorded = _on_chain(chain, recorded_names(run, chain))
     if not chain and any(info.committed for info in list_checkpoints(run, chain)):
         raise RunError("there are checkpoints, but no segments", f"path: {run.segments}", "restore the segments' directories")
+    reason_of = judge(run, chain)
     for name in _candidates(run, chain, recorded):
-        reason = reason_against(run, chain, str(name))
+        reason = reason_of(str(name))
         if not reason:
             return Choice(checkpoint=str(name), segment=name.segment, step=name.step, rejected=rejected)
         rejected.append({"checkpoint": str(name), "reason": reason})
@@ -155,26 +160,38 @@ def _on_chain(chain: list[Segment], names: set[str]) -> set[CheckpointName]:
 
 def reason_against(run: RunDirectory, chain: list[Segment], name: str) -> str:
     """Empty when the checkpoint is whole and this run's own."""
-    directory = run.checkpoints / name
-    if not (directory / MANIFEST).exists():
-        return MISSING
-    return _foreign(run, chain, directory) or "; ".join(verify(directory).reasons)
+    return judge(run, chain)(name)
 
 
-def _foreign(run: RunDirectory, chain: list[Segment], directory: Path) -> str:
+def judge(run: RunDirectory, chain: list[Segment], look: Callable[[Path], Verdict] | None = None) -> Callable[[str], str]:
+    """As ``reason_against``, for many names: the run's own records are read once.
+
+    ``look``: how closely the directory is looked at (None: ``verify``, which reads everything).
+    """
+    info, recorded = run.info(), _recorded_digests(run, chain)
+
+    def reason_of(name: str) -> str:
+        directory = run.checkpoints / name
+        if not (directory / MANIFEST).exists():
+            return MISSING
+        return _foreign(info, recorded, directory) or "; ".join((look or verify)(directory).reasons)
+
+    return reason_of
+
+
+def _foreign(info: dict[str, Any], recorded: dict[str, object], directory: Path) -> str:
     """Why it is not this run's own; empty also for a manifest that cannot be read, which ``verify`` describes better."""
     try:
         manifest = load_manifest(directory)
     except HeadwayError:
         return ""
-    info, state = run.info(), manifest.state
+    state, digest = manifest.state, recorded.get(directory.name)
     if state.get("run_id", info["run_id"]) != info["run_id"]:
         return f"belongs to run {state['run_id']}"
     if state.get("spec_digest", info["spec_digest"]) != info["spec_digest"]:
         return f"belongs to a run of another spec ({short(str(state['spec_digest']))})"
-    recorded = _recorded_digests(run, chain).get(directory.name)
-    if recorded not in (None, manifest.state_digest):
-        return f"its content is not what this run saved under that name ({short(str(recorded))})"
+    if digest not in (None, manifest.state_digest):
+        return f"its content is not what this run saved under that name ({short(str(digest))})"
     return ""
 
 

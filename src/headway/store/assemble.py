@@ -65,9 +65,14 @@ def fill(
     assert destination.dtype == CARRIERS[DTYPE_BYTES[entry.dtype]], (name, destination.dtype)
     for chunk in entry.chunks:
         common = overlap(chunk, offset, destination.shape)
-        if common is not None:
-            _copy(_Source(checkpoint, chunk, destination.dtype, scratch), common, destination)
-            filled += common.size()
+        if common is None:
+            continue
+        source = _Source(checkpoint, chunk, destination.dtype, scratch)
+        if source.row_bytes and _is_whole_rows(common, chunk, destination):
+            _read_rows(source, common, destination)
+        else:
+            _copy(source, common, destination)
+        filled += common.size()
     if filled != destination.size:
         raise RunError(
             f"{name}: {filled} of {destination.size} elements at {tuple(offset)} + {destination.shape} were filled",
@@ -95,6 +100,21 @@ class _Source:
     def rows(self, first: int, last: int) -> np.ndarray:
         raw = self.checkpoint.read(self.chunk, first * self.row_bytes, last * self.row_bytes, self.scratch)
         return raw.view(self.carrier).reshape(last - first, *self.shape[1:])
+
+
+def _is_whole_rows(common: Overlap, chunk: Chunk, destination: np.ndarray) -> bool:
+    """The common part is one piece of memory on both sides: as in a restart under the same layout, or one that splits rows."""
+    inner = destination.shape[1:]
+    is_full = all(part.stop - part.start == size for part, size in zip(common.in_chunk[1:], chunk.shape[1:]))
+    return is_full and chunk.shape[1:] == inner and destination.flags.c_contiguous
+
+
+def _read_rows(source: _Source, common: Overlap, target: np.ndarray) -> None:
+    """Straight into the destination."""
+    in_chunk, in_target = (common.in_chunk or (slice(0, 1),))[0], (common.in_destination or (slice(0, 1),))[0]
+    flat = target.reshape(-1).view(np.uint8)
+    begin, end = in_target.start * source.row_bytes, in_target.stop * source.row_bytes
+    source.checkpoint.read_into(source.chunk, in_chunk.start * source.row_bytes, flat[begin:end])
 
 
 def _copy(source: _Source, common: Overlap, target: np.ndarray) -> None:

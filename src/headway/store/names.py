@@ -8,6 +8,7 @@ g0001-s00000040/          segment 1, state after 40 updates
 g0001-s00000040-a1/       the same step saved again: files of two saves never share a directory
 deleted.jsonl             what retention removed, so that deletion is told from loss
 rejected.jsonl            what retention found damaged when it read it back: kept as evidence
+kept.jsonl                what a person keeps by name, and released again: the last word per name counts
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ MANIFEST = "MANIFEST.json"
 TOMBSTONE = "MANIFEST.deleted"
 DELETED = "deleted.jsonl"
 REJECTED = "rejected.jsonl"
+KEPT = "kept.jsonl"
 _NAME = re.compile(r"g(\d{4,})-s(\d{8,})(?:-a([1-9]\d*))?", re.ASCII)
 
 

@@ -42,9 +42,9 @@ from headway.store.manifest import (
     seal,
 )
 from headway.store.names import DELETED, MANIFEST, CheckpointName, data_file, receipt_file
-from headway.store.rectangle import Rectangle, chunk_table, in_file_order, safetensors_header, stream_pieces
+from headway.store.rectangle import Rectangle, chunk_table, file_header, image_pieces, in_file_order, stream_pieces
 
-__all__ = ["ManifestFields", "Rectangle", "begin_save", "commit", "discard", "saving", "write_rank"]
+__all__ = ["Image", "ManifestFields", "Rectangle", "begin_save", "commit", "discard", "enter_save", "saving", "write_rank"]
 
 DATA_POINTS = {Stage.PARTIAL: "save.data_partial", Stage.WRITTEN: "save.data_written", Stage.RENAMED: "save.data_renamed"}
 MANIFEST_POINTS = {Stage.PARTIAL: "save.manifest_partial", Stage.RENAMED: "save.manifest_renamed"}
@@ -87,6 +87,21 @@ def begin_save(checkpoints_root: Path, segment: int, step: int) -> Path:
         attempt += 1
 
 
+def enter_save(checkpoints_root: Path, name: CheckpointName) -> Path:
+    """The directory of a save that several ranks name alike without asking each other: whoever comes first makes it.
+
+    The name is fresh because segments are launched once and their trainers count how often they save a step.
+    """
+    make_directory(checkpoints_root, "checkpoint directory")
+    directory = checkpoints_root / str(name)
+    try:
+        return _enter(directory, name.step)
+    except FileExistsError:
+        return directory
+    except OSError as error:
+        raise from_os_error(error, directory, "cannot begin checkpoint") from error
+
+
 def _enter(directory: Path, step: int) -> Path:
     directory.mkdir()
     try:
@@ -104,16 +119,31 @@ def discard(directory: Path) -> None:
         shutil.rmtree(directory, ignore_errors=True)
 
 
-def write_rank(directory: Path, rectangles: list[Rectangle], segment: int, step: int, rank: int, world: int) -> Receipt:
-    """Write this rank's data file and receipt, durably. Digests come from memory, before a block is written."""
+@dataclass(frozen=True, kw_only=True)
+class Image:
+    """A rank's data file as it lies in memory, its header included. ``pace`` may hold each piece back before it is written."""
+
+    memory: memoryview
+    pace: Callable[[int], None]
+
+
+def write_rank(
+    directory: Path, rectangles: list[Rectangle], segment: int, step: int, rank: int, world: int, *, image: Image | None = None
+) -> Receipt:
+    """Write this rank's data file and receipt, durably. Digests come from memory, before a block is written.
+
+    ``image``: the memory that the rectangles are views of, where they lie in it as they will in the file.
+    """
     path = directory / data_file(rank)
     ordered = in_file_order(rectangles)
-    header = safetensors_header(ordered, {"format": "pt", "segment": str(segment), "step": str(step), "rank": str(rank)})
+    header = file_header(ordered, segment, step, rank)
     file_bytes = len(header) + sum(r.data.nbytes for r in ordered)
     blocks: list[list[str]] = [[] for _ in ordered]
+    pieces = _image_pieces(image, header, ordered, blocks) if image else stream_pieces(header, ordered, blocks)
+    _refuse_second(path, directory / receipt_file(rank))
     with _undoing(path, "cannot write checkpoint data", lambda: remove_quietly(path, directory / receipt_file(rank))):
         _preflight(directory, file_bytes)
-        DurableWriter(DATA_POINTS, step).write(path, stream_pieces(header, ordered, blocks), file_bytes)
+        DurableWriter(DATA_POINTS, step).write(path, pieces, file_bytes)
         receipt = Receipt(
             segment=segment,
             step=step,
@@ -128,6 +158,20 @@ def write_rank(directory: Path, rectangles: list[Rectangle], segment: int, step:
         write_atomic(directory / receipt_file(rank), receipt_bytes(receipt))
         failpoints.hit("save.receipt_written", step)
     return receipt
+
+
+def _image_pieces(image: Image, header: bytes, ordered: list[Rectangle], blocks: list[list[str]]) -> Iterator[memoryview | bytes]:
+    image.memory[: len(header)] = header
+    for piece in image_pieces(image.memory, ordered, len(header), blocks):
+        image.pace(len(piece))
+        yield piece
+
+
+def _refuse_second(*paths: Path) -> None:
+    """Nobody writes a rank's files of one save twice: a second launch of the same segment must not mix in."""
+    for path in paths:
+        if path.exists():
+            raise RunError(f"{path.name} is there already", f"each rank writes once per save; path: {path}", "save again")
 
 
 def commit(directory: Path, fields: ManifestFields) -> Manifest:

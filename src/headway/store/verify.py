@@ -2,6 +2,11 @@
 
 chunk  |--block 0--|--block 1--|--block 2--|-3-|        digests in the receipt
                |== wanted ==|                           read_span reads and verifies blocks 0 and 1, returns the part
+
+A whole checkpoint is read block after block in the order of the file, so that the kernel reads ahead. Where nobody reads it
+soon, each block leaves memory once it is hashed: the same few pages serve the whole file, and that is what makes it fast.
+Measured on a virtual disk, per GiB: fresh pages for the whole file .6 GB/s and 1.6 s of processor time; pages used again
+2.2 GB/s and .13 s; past the page cache (O_DIRECT, pieces of 1 to 32 MiB, 1 to 8 threads) 1.0 to 1.4 GB/s and .15 s.
 """
 
 from __future__ import annotations
@@ -9,9 +14,10 @@ from __future__ import annotations
 import json
 import os
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -45,14 +51,33 @@ class OpenCheckpoint:
     manifest: Manifest
     receipts: tuple[Receipt, ...]
     tensors: dict[str, TensorEntry]
-    images: Mapping[str, memoryview] = field(default_factory=dict)
-    """Data files that a writer of this host still holds in memory, by name: read from there, verified all the same."""
+    images: dict[str, memoryview] = field(default_factory=dict)
+    """Data files that a writer of this host still holds in memory, by name: read from there, verified all the same. One that
+    proves wrong is dropped, and the file on the storage takes its place."""
 
     def read(self, chunk: Chunk, start_bytes: int, stop_bytes: int, scratch: np.ndarray | None = None) -> np.ndarray:
         """Bytes [start, stop) of a chunk, proven; valid until ``scratch`` is used again."""
-        if chunk.file in self.images:
-            return _proven_span(np.frombuffer(self.images[chunk.file], np.uint8), chunk, start_bytes, stop_bytes)
+        image = self.images.get(chunk.file)
+        if image is not None:
+            try:
+                return _proven_span(np.frombuffer(image, np.uint8), chunk, start_bytes, stop_bytes)
+            except RunError:  # what memory has lost, the file may still hold
+                self.images.pop(chunk.file, None)
         return read_span(self.directory, chunk, start_bytes, stop_bytes, scratch)
+
+    def read_into(self, chunk: Chunk, start_bytes: int, out: np.ndarray) -> None:
+        """Bytes of a chunk from ``start_bytes`` on, as many as ``out`` (uint8, flat) holds, proven, straight to their place."""
+        if chunk.file in self.images:
+            np.copyto(out, self.read(chunk, start_bytes, start_bytes + len(out)))
+        else:
+            _read_blocks_into(self.directory, chunk, start_bytes, out)
+
+
+class Pages(Enum):
+    """What becomes of the memory that holds a file's bytes once they are verified."""
+
+    KEPT = "somebody reads them soon: a restart loads what it has verified"
+    DROPPED = "nobody does"
 
 
 @dataclass(frozen=True)
@@ -83,24 +108,28 @@ def open_checkpoint(directory: Path) -> OpenCheckpoint:
     return OpenCheckpoint(directory=directory, manifest=manifest, receipts=receipts, tensors=tensors)
 
 
-def verify(directory: Path) -> Verdict:
-    """Read everything again: manifest, receipts, headers, every block of every file. Never raises for damage."""
-    try:
-        checkpoint = open_checkpoint(directory)
-    except HeadwayError as error:
-        return Verdict(False, tuple(problem.seen for problem in error.problems), 0)
-    reasons: list[str] = []
-    bytes_read = 0
-    for receipt in checkpoint.receipts:
-        try:
-            found = _verify_file(directory, receipt)
-            bytes_read += receipt.file_bytes
-        except HeadwayError as error:
-            found = [error.problems[0].seen]
-        reasons += found[:REASONS_PER_FILE]
-        if len(found) > REASONS_PER_FILE:
-            reasons.append(f"{receipt.file}: {len(found) - REASONS_PER_FILE} more")
-    return Verdict(not reasons, tuple(reasons), bytes_read)
+def verify(directory: Path, *, pages: Pages = Pages.KEPT, progress: Callable[[int], None] | None = None) -> Verdict:
+    """Read everything again: manifest, receipts, headers, every block of every file. Never raises for damage.
+
+    ``progress`` is told the bytes of each block that was read.
+    """
+
+    def read(descriptor: int, receipt: Receipt, parts: list[_Part]) -> Iterator[str]:
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_SEQUENTIAL)
+        scratch = np.empty(BLOCK_BYTES, np.uint8)
+        for part in parts:
+            for index, block in _blocks(descriptor, part.chunk, scratch, pages):
+                if xxhash.xxh3_128_hexdigest(block.data) != part.chunk.blocks[index]:
+                    yield f"{receipt.file}: {part.name} block {index}: digest differs"
+                if progress is not None:
+                    progress(block.nbytes)
+
+    return _examine(directory, read)
+
+
+def outline(directory: Path) -> Verdict:
+    """What a glance can tell: manifest, receipts, the files' sizes and headers. The data are not read."""
+    return replace(_examine(directory, lambda descriptor, receipt, parts: iter(())), bytes_read=0)
 
 
 def read_span(directory: Path, chunk: Chunk, start_bytes: int, stop_bytes: int, scratch: np.ndarray | None = None) -> np.ndarray:
@@ -114,9 +143,27 @@ def read_span(directory: Path, chunk: Chunk, start_bytes: int, stop_bytes: int, 
     buffer = scratch[:needed] if scratch is not None and len(scratch) >= needed else np.empty(needed, np.uint8)
     with _opened(directory / chunk.file) as descriptor:
         _read_exactly(descriptor, buffer, chunk.at + begin, chunk.file)
+        os.posix_fadvise(descriptor, chunk.at + begin, needed, os.POSIX_FADV_DONTNEED)  # the same few pages serve what follows
     for index in range(first, last):
         _prove(buffer[index * BLOCK_BYTES - begin :][:BLOCK_BYTES], chunk, index, f"path: {directory / chunk.file}")
     return buffer[start_bytes - begin : stop_bytes - begin]
+
+
+def _read_blocks_into(directory: Path, chunk: Chunk, start_bytes: int, out: np.ndarray) -> None:
+    """Whole blocks are read to where they belong and proven there, while they are still in the cache; the ends go by a detour."""
+    path, stop_bytes = directory / chunk.file, start_bytes + len(out)
+    with _opened(path) as descriptor:
+        for index in range(start_bytes // BLOCK_BYTES, -(-stop_bytes // BLOCK_BYTES)):
+            begin = index * BLOCK_BYTES
+            end = min(begin + BLOCK_BYTES, chunk.nbytes)
+            is_whole = start_bytes <= begin and end <= stop_bytes
+            block = out[begin - start_bytes : end - start_bytes] if is_whole else np.empty(end - begin, np.uint8)
+            _read_exactly(descriptor, block, chunk.at + begin, chunk.file)
+            os.posix_fadvise(descriptor, chunk.at + begin, block.nbytes, os.POSIX_FADV_DONTNEED)  # see ``Pages``
+            _prove(block, chunk, index, f"path: {path}")
+            if not is_whole:
+                first, last = max(begin, start_bytes), min(end, stop_bytes)
+                out[first - start_bytes : last - start_bytes] = block[first - begin : last - begin]
 
 
 def _proven_span(image: np.ndarray, chunk: Chunk, start_bytes: int, stop_bytes: int) -> np.ndarray:
@@ -140,42 +187,74 @@ def drop_cached(directory: Path) -> None:
             os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
 
 
-def _verify_file(directory: Path, receipt: Receipt) -> list[str]:
+@dataclass(frozen=True)
+class _Part:
+    """A chunk of a data file, with the name and the entry of its tensor."""
+
+    chunk: Chunk
+    name: str
+    entry: TensorEntry
+
+
+_Read = Callable[[int, Receipt, list[_Part]], Iterator[str]]
+"""(descriptor, receipt, parts in file order) -> what is wrong with the data."""
+
+
+def _examine(directory: Path, read: _Read) -> Verdict:
+    """Everything around the data, and the data as far as ``read`` looks."""
+    try:
+        checkpoint = open_checkpoint(directory)
+    except HeadwayError as error:
+        return Verdict(False, tuple(problem.seen for problem in error.problems), 0)
+    reasons: list[str] = []
+    bytes_read = 0
+    for receipt in checkpoint.receipts:
+        try:
+            found = _examine_file(directory, receipt, read)
+            bytes_read += receipt.file_bytes
+        except HeadwayError as error:
+            found = [error.problems[0].seen]
+        reasons += found[:REASONS_PER_FILE]
+        if len(found) > REASONS_PER_FILE:
+            reasons.append(f"{receipt.file}: {len(found) - REASONS_PER_FILE} more")
+    return Verdict(not reasons, tuple(reasons), bytes_read)
+
+
+def _examine_file(directory: Path, receipt: Receipt, read: _Read) -> list[str]:
     """What is wrong with one rank's data file."""
-    chunks = [(chunk, name, entry) for name, entry in receipt.tensors.items() for chunk in entry.chunks]
-    chunks.sort(key=lambda item: (item[0].at, item[0].nbytes))
-    reasons = []
+    parts = [_Part(chunk, name, entry) for name, entry in receipt.tensors.items() for chunk in entry.chunks]
+    parts.sort(key=lambda part: (part.chunk.at, part.chunk.nbytes))
     with _opened(directory / receipt.file) as descriptor:
         size = os.fstat(descriptor).st_size
         if size != receipt.file_bytes:
             return [f"{receipt.file} has {size:,} bytes instead of {receipt.file_bytes:,}"]
-        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_SEQUENTIAL)
         header = np.empty(receipt.header_bytes, np.uint8)
         _read_exactly(descriptor, header, 0, receipt.file)
-        if wrong := _header_problem(header.tobytes(), receipt, chunks):
+        if wrong := _header_problem(header.tobytes(), receipt, parts):
             return [f"{receipt.file}: {wrong}"]
-        scratch = np.empty(BLOCK_BYTES, np.uint8)
-        for chunk, name, _ in chunks:
-            reasons += [f"{receipt.file}: {name} block {i}: digest differs" for i in _bad_blocks(descriptor, chunk, scratch)]
-    return reasons
+        return list(read(descriptor, receipt, parts))
 
 
-def _bad_blocks(descriptor: int, chunk: Chunk, scratch: np.ndarray) -> Iterator[int]:
-    for index, expected in enumerate(chunk.blocks):
+def _blocks(descriptor: int, chunk: Chunk, scratch: np.ndarray, pages: Pages) -> Iterator[tuple[int, np.ndarray]]:
+    """Each block with its index, valid until the next one is read."""
+    for index in range(len(chunk.blocks)):
         begin = index * BLOCK_BYTES
         block = scratch[: min(BLOCK_BYTES, chunk.nbytes - begin)]
         _read_exactly(descriptor, block, chunk.at + begin, chunk.file)
-        if xxhash.xxh3_128_hexdigest(block.data) != expected:
-            yield index
+        if pages is Pages.DROPPED:
+            # From the start of the file: a folio that began in an earlier block goes once it was read to its end.
+            os.posix_fadvise(descriptor, 0, chunk.at + begin + block.nbytes, os.POSIX_FADV_DONTNEED)
+        yield index, block
 
 
-def _header_problem(header: bytes, receipt: Receipt, chunks: list[tuple[Chunk, str, TensorEntry]]) -> str:
+def _header_problem(header: bytes, receipt: Receipt, parts: list[_Part]) -> str:
     """The header's own bytes, and that it tells other readers the same as the receipt tells us."""
     if xxhash.xxh3_128_hexdigest(header) != receipt.header_digest:
         return "digest of the header differs"
     expected: dict[str, Any] = {}
     at = receipt.header_bytes
-    for chunk, name, entry in chunks:
+    for part in parts:
+        chunk, name, entry = part.chunk, part.name, part.entry
         if chunk.at != at:
             return f"{name} lies at byte {chunk.at:,}, not {at:,}"
         offsets = [at - receipt.header_bytes, at - receipt.header_bytes + chunk.nbytes]

@@ -16,6 +16,9 @@ class SuperviseOptions:
     hang_factor: float = 8.0  # nor below this many times the longest row of the run
     startup_seconds: float = 1800.0  # allowed silence before the first step, and until a save and an evaluation were seen
     grace_seconds: float = 30.0  # between the termination signal and the kill; at least twice the longest step and save
+    writers_seconds: float = (
+        60.0  # how long writers may take to finish what a dead trainer had sealed; at least twice the longest
+    )
     hang_grace_seconds: float = 5.0  # the same for a trainer that hangs: it rarely answers
     orphan_seconds: float = 30.0  # how long the trainer of a dead owner may take to end by itself; at least as above
     backoff_seconds: float = 1.0  # pause before a restart, times the number of fruitless attempts

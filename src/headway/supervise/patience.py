@@ -23,6 +23,7 @@ class Patience:
     def __init__(self, *, floor_seconds: float, factor: float, generous_seconds: float):
         self._floor_seconds, self._factor, self._generous_seconds = floor_seconds, factor, generous_seconds
         self._longest_ns: dict[str, int] = {}  # by kind of row
+        self._longest_flush_ns = 0
         self._stepped, self._stalled = False, False
         self.last_progress_ns = 0
         self.last_row_ns = 0  # a stall counts here
@@ -31,6 +32,7 @@ class Patience:
         """Rows of earlier attempts."""
         for row in rows:
             kind, ns = row["kind"], sum(row.get("split", {}).values())
+            self._longest_flush_ns = max(self._longest_flush_ns, row.get("flush_ns") or 0)
             if kind not in ("start", "restored", "stall"):
                 self._longest_ns[kind] = max(self._longest_ns.get(kind, 0), ns)
 
@@ -56,8 +58,12 @@ class Patience:
 
     def grace_seconds(self, floor_seconds: float) -> float:
         """Time for a healthy trainer to end by itself: it finishes its step, then saves. Twice the longest of both (F5)."""
-        needed_ns = self._longest_ns.get("step", 0) + self._longest_ns.get("save", 0)
-        return max(floor_seconds, _GRACE_FACTOR * needed_ns / 1e9)
+        save_ns = self._longest_ns.get("snapshot", 0) + max(self._longest_ns.get("save", 0), self._longest_flush_ns)
+        return max(floor_seconds, _GRACE_FACTOR * (self._longest_ns.get("step", 0) + save_ns) / 1e9)
+
+    def writers_seconds(self, floor_seconds: float) -> float:
+        """Time for writers to finish a snapshot that was sealed before its trainer died."""
+        return max(floor_seconds, _GRACE_FACTOR * self._longest_flush_ns / 1e9)
 
     def is_over(self, now_ns: int) -> bool:
         return now_ns - self.last_progress_ns > self.limit_seconds * 1e9

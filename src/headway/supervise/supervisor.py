@@ -25,12 +25,17 @@ from headway.rundir.metrics import read_all_steps
 from headway.rundir.processes import this_process
 from headway.rundir.segments import Segment, current_chain, read_segments, write_segment
 from headway.store.admissible import Choice, choose, saving_segments
+from headway.store.client import end_writers
 from headway.supervise.attempt import Attempt, AttemptEnd, StopSignals, Watch
 from headway.supervise.causes import error_of, log_tail
 from headway.supervise.launcher import Launcher, ProcessLauncher
 from headway.supervise.options import Outcome, SuperviseOptions
 from headway.supervise.patience import Patience
 from headway.supervise.takeover import take_over
+from headway.supervise.writers import await_writers
+
+LOCAL_RANKS = 1
+"""Trainers per host, each with a writer."""
 
 
 def supervise(
@@ -141,6 +146,7 @@ class _Supervisor:
 
     def _choose(self) -> Choice:
         """Where to go on from. Progress is what a fresh choice can prove, not what the trainer said."""
+        await_writers(self._watch)
         choice = choose(self._watch.run, current_chain(read_segments(self._watch.run)))
         for entry in choice.rejected:
             key = (entry["checkpoint"], entry["reason"])
@@ -229,6 +235,7 @@ class _Supervisor:
         return {"segment": end.segment, "error": error_of(run, end.segment), "log_tail": log_tail(run, end.segment)}
 
     def _finish(self, state: str, reason: str, exit_code: int, cause: dict[str, Any] | None = None) -> Outcome:
+        end_writers(self._watch.run, LOCAL_RANKS)
         fields = {"cause": cause} if cause else {}
         self._watch.record("finish", state=state, reason=reason, exit_code=exit_code, **fields)
         self._watch.events.close()

@@ -5,7 +5,7 @@ Whole updates of the real step on random tokens: what it times is what will run.
 
 from __future__ import annotations
 
-import shutil
+import secrets
 import statistics
 import time
 from collections.abc import Callable
@@ -17,15 +17,14 @@ import numpy as np
 import torch
 
 from headway.base.errors import EnvironmentFault
-from headway.base.files import make_directory
+from headway.base.files import write_json
 from headway.checkpoint.digest import state_digest
-from headway.checkpoint.save import save_checkpoint
+from headway.checkpoint.saver import Place, SavePolicy, Saver
 from headway.data.reader import WindowBatch
 from headway.model.loss import loss_sums
 from headway.recipe.schedules import Schedule
 from headway.recipe.spec import Spec
 from headway.rundir.layout import RunDirectory
-from headway.store.verify import verify
 from headway.train.environment import peak_bytes
 from headway.train.feed import StepBatch
 from headway.train.setup import Trainee, build_trainee
@@ -101,26 +100,31 @@ def evaluation_rate(trainee: Trainee, batch: StepBatch) -> float:
 
 
 def seconds_per_save(trainee: Trainee) -> float | None:
-    """A real save beside the runs to come, read back as retention does. None where nothing can be written here."""
+    """How long training stands still for a save, by real ones beside the runs to come. None where nothing can be written here."""
     try:
         with TemporaryDirectory(dir=".", prefix=".headway-calibrate-") as root:
-            return statistics.median(one_save(trainee, Path(root) / str(number)) for number in range(SAVES))
+            return statistics.median(blocking_seconds(trainee, RunDirectory(Path(root))))
     except (OSError, EnvironmentFault):
         return None
 
 
-def one_save(trainee: Trainee, root: Path) -> float:
-    """Seconds of one save; what it wrote is gone before the next, so that the disk never holds two."""
-    run = RunDirectory(root)
-    make_directory(run.checkpoints)
-
-    def save() -> None:
-        result = save_checkpoint(run, 1, 1, trainee.state(), {})
-        assert verify(run.checkpoints / result.name).ok
-
-    seconds = timed(save)
-    shutil.rmtree(root)
-    return seconds
+def blocking_seconds(trainee: Trainee, run: RunDirectory) -> list[float]:
+    """Of a few saves; each is written and deleted before the next, so that the disk never holds two for long."""
+    nothing: dict[str, Any] = {"name": "calibration", "drill": False, "data": "", "deployment": {}, "spec_digest": ""}
+    write_json(run.run_file, {"kind": "run", "schema_version": 1, "run_id": secrets.token_hex(8), **nothing})
+    saver = Saver(Place(run=run, segment=1), SavePolicy(keep_last=1))
+    try:
+        saver.attach(trainee.state())
+        saver.prepare()
+        seconds = []
+        for step in range(1, SAVES + 1):
+            snapshot = saver.save(step, trainee.state(), {})
+            saver.settle()
+            if snapshot is not None:
+                seconds.append(snapshot.blocking_ns / 1e9)
+        return seconds
+    finally:
+        saver.close(stays=False)
 
 
 def median_seconds(work: Callable[[], object]) -> float:

@@ -2,7 +2,7 @@
 
 Order matters. What belongs to a step (its evaluation, the last samples) comes before the save of that step; where a stop or
 a crash left it out all the same, the next segment catches it up before it trains on. A stop is obeyed at the boundary of a
-step, after a save.
+step, after a save. A save is a snapshot first; it is on record as saved when its writer has committed it.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from itertools import takewhile
 import torch
 
 from headway.base import failpoints
-from headway.base.errors import EnvironmentFault, HeadwayError, RunError
+from headway.base.errors import EnvironmentFault, RunError
 from headway.checkpoint.digest import state_digest
-from headway.checkpoint.save import save_checkpoint
+from headway.checkpoint.saver import Outcome
 from headway.evaluate.held_out import held_out_loss
 from headway.evaluate.sample import greedy
 from headway.rundir.metrics import read_chain_rows
-from headway.store.retention import Retention, apply_retention
+from headway.store.outcomes import COMMITTED, FAILED
 from headway.train.environment import peak_bytes
 from headway.train.sample import prompt_ids
 from headway.train.setup import TrainRun, cursor
@@ -30,7 +30,6 @@ MAX_SKIPPED_IN_A_ROW = 3
 
 def train(run: TrainRun) -> str:
     """Train to the end or to a stop; returns "complete" or "stopped"."""
-    saved_step = run.step
     finish_step(run)
     while run.step < run.schedule.total_steps and not run.stop:
         batch, waited_ns = run.batches().get(run.step)
@@ -38,14 +37,14 @@ def train(run: TrainRun) -> str:
         result = train_step(run.trainee, batch, run.schedule.rate(run.step))
         run.step += 1
         record(run, result, waited_ns)
+        hear(run, run.saver.poll())
         run.skipped = 0 if result.applied else run.skipped + 1
         if run.skipped >= MAX_SKIPPED_IN_A_ROW or (run.skipped and run.step == run.schedule.total_steps):
             raise_not_finite(run)
         finish_step(run)
-        if run.step % run.policy.checkpoint_every_steps == 0 and save(run):
-            saved_step = run.step
-    if saved_step != run.step:
-        save(run, must=True)
+        if run.cadence.is_due(run.step):
+            save(run)
+    conclude(run)
     return end(run)
 
 
@@ -130,56 +129,61 @@ def sample(run: TrainRun) -> None:
     run.log.write("sample", step=run.step, texts=texts)
 
 
-def save(run: TrainRun, must: bool = False) -> bool:
-    """Commit a checkpoint of the current step; a failure is recorded and training goes on, unless it ``must`` (C3).
+def save(run: TrainRun) -> None:
+    """Hand a snapshot of the current step to the writer; what becomes of it is heard later (C3).
 
     A step that was skipped is no progress and is not saved: the last good checkpoint must stay the newest.
     """
     if run.skipped:
-        return False
+        return run.cadence.left_out()
     refuse_sick_state(run)
     state = {
         "run_id": run.directory.info()["run_id"],
         "cursor": cursor(run, run.step),
         "tokens": run.schedule.tokens_before(run.step),
         "updates": run.trainee.updates,
+        "ordinal": run.committed_saves + run.saver.under_way + 1,
         "environment": run.environment,
         "spec_digest": run.spec.digest(),
     }
     try:
-        result = save_checkpoint(run.directory, run.segment.id, run.step, run.trainee.state(), state)
-    except EnvironmentFault as error:
-        run.log.mark("blocking_save")
-        run.log.write("save_failed", step=run.step, error=str(error))
-        if must:
-            raise
-        return False
-    retention_ns = prune(run)
-    run.log.write(
-        "save",
-        step=run.step,
-        checkpoint=result.name,
-        bytes=result.nbytes,
-        blocking_ns=result.blocking_ns,
-        retention_ns=retention_ns,
-        digest=result.digest,
-    )
-    return True
+        snapshot = run.saver.save(run.step, run.trainee.state(), state)
+    except EnvironmentFault as error:  # no writer, or no memory for it: a later save may find them
+        run.save_error = str(error)
+        run.log.write("save_failed", step=run.step, error=run.save_error)
+        return run.cadence.left_out()
+    if snapshot is None:
+        run.log.write("save_skipped", step=run.step, reason="the save before it is still being written")
+        return run.cadence.left_out()
+    run.log.write("snapshot", step=run.step, checkpoint=snapshot.name, bytes=snapshot.nbytes, blocking_ns=snapshot.blocking_ns)
+    run.cadence.snapshot_taken(run.step, snapshot.blocking_ns)
 
 
-def prune(run: TrainRun) -> int:
-    """Delete what retention no longer keeps, after the newest was read back; returns the time it took, in ns.
+def hear(run: TrainRun, outcomes: list[Outcome]) -> None:
+    """Put on record what became of earlier saves; training goes on, whatever it is."""
+    for outcome in outcomes:
+        if outcome.kind == COMMITTED:
+            run.committed_step, run.committed_saves = outcome.step, run.committed_saves + 1
+            run.log.write("save", step=outcome.step, checkpoint=outcome.checkpoint, **outcome.fields)
+            run.cadence.committed(outcome.step, outcome.fields["flush_ns"])
+        elif outcome.kind == FAILED:
+            run.save_error = str(outcome.fields["error"])
+            run.log.write("save_failed", step=outcome.step, error=run.save_error)
+            run.cadence.left_out()
+        elif outcome.kind == "retention_failed":
+            run.log.write("retention_failed", step=outcome.step, error=str(outcome.fields["error"]))
 
-    Failing to delete never stops training. The chain is the one that this segment started with: a trainer that was
-    replaced meanwhile is recognised by it, and deletes nothing.
-    """
-    before = run.clock.stamp().boot_ns
-    policy = Retention(keep_last=run.policy.keep_last, permanent_every=run.policy.permanent_every)
-    try:
-        apply_retention(run.directory, run.chain, policy)
-    except HeadwayError as error:
-        run.log.write("retention_failed", step=run.step, error=str(error), rest="blocking_save")
-    return run.clock.stamp().boot_ns - before
+
+def conclude(run: TrainRun) -> None:
+    """The last state is committed before anybody says that the run has ended (C14); a save that failed is tried once more."""
+    for _ in range(2):
+        hear(run, run.saver.settle())
+        if run.committed_step == run.step or run.skipped:
+            return
+        save(run)
+    hear(run, run.saver.settle())
+    if run.committed_step != run.step:
+        raise EnvironmentFault(f"the last state, of step {run.step}, could not be saved: {run.save_error}")
 
 
 def refuse_sick_state(run: TrainRun) -> None:

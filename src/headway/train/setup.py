@@ -17,7 +17,8 @@ from headway.base import failpoints
 from headway.base.clocks import Clock, SystemClock
 from headway.base.digests import digest_json
 from headway.base.errors import EnvironmentFault, RunError
-from headway.checkpoint.load import load_checkpoint
+from headway.checkpoint.load import Sources, load_state
+from headway.checkpoint.saver import Place, SavePolicy, Saver
 from headway.data.prefetch import Prefetcher
 from headway.data.reader import TokenReader
 from headway.data.stream import Skip, Stream, stream_digests
@@ -33,6 +34,7 @@ from headway.rundir.layout import RunDirectory
 from headway.rundir.metrics import StepLog
 from headway.rundir.segments import Segment, current_chain, read_segments
 from headway.store.manifest import Manifest
+from headway.train.cadence import Cadence
 from headway.train.environment import differences, full_environment
 from headway.train.feed import Feed, StepBatch
 from headway.train.stop import StopRequest
@@ -61,9 +63,7 @@ class TrainPolicy:
 
     threads: int
     micro_batch_tokens: int
-    checkpoint_every_steps: int
-    keep_last: int
-    permanent_every: int
+    saves: SavePolicy
     state_digest_every: int
 
     @staticmethod
@@ -72,11 +72,17 @@ class TrainPolicy:
         return TrainPolicy(
             threads=deployment["threads"],
             micro_batch_tokens=deployment["micro_batch"],
-            checkpoint_every_steps=checkpoints["every_steps"],
-            keep_last=checkpoints["keep_last"],
-            permanent_every=checkpoints["permanent_every"],
+            saves=save_policy(checkpoints),
             state_digest_every=deployment["state_digest_every"],
         )
+
+
+def save_policy(checkpoints: dict[str, Any]) -> SavePolicy:
+    """From a resolved deployment; runs that were created before a key existed have its default."""
+    names = ("keep_last", "permanent_every", "keep_best", "budget", "when_busy", "flush_speed")
+    given = {name: checkpoints[name] for name in names if name in checkpoints}
+    linger = {"linger_seconds": checkpoints["snapshot_linger"]} if "snapshot_linger" in checkpoints else {}
+    return SavePolicy(**given, **linger)
 
 
 @dataclass
@@ -94,9 +100,14 @@ class TrainRun:
     reader: TokenReader
     feed: Feed
     log: StepLog
+    saver: Saver
+    cadence: Cadence
     stop: StopRequest
     environment: dict[str, Any]
     step: int = 0
+    committed_step: int = 0  # of the newest checkpoint that is known to be committed
+    committed_saves: int = 0  # along the chain
+    save_error: str = ""  # of the newest save that failed
     skipped: int = 0  # updates left out in a row because the gradient was not finite; 0 in every checkpoint
     owes: bool = False  # a stop came before an evaluation or a sample of this step was on record
     _prefetcher: Prefetcher[StepBatch] | None = field(default=None, repr=False)
@@ -117,7 +128,9 @@ class TrainRun:
         """A reader that stalls is named while it stalls, not after a time-out (D12)."""
         self.log.write("stall", step=self.step, waited_ns=waited_ns, shard=self.reader.reading, rest="data_stall")
 
-    def close(self) -> None:
+    def close(self, *, comes_back: bool = False) -> None:
+        """``comes_back``: another attempt is expected, and may find the newest snapshot in memory."""
+        self.saver.close(stays=comes_back)
         if self._prefetcher is not None:
             self._prefetcher.close()
 
@@ -140,7 +153,10 @@ def set_up(run_root: Path, segment_id: int, stop: StopRequest, clock: Clock | No
     stream = Stream(spec, tuple(Skip(**skip) for skip in chain[-1].skips))
     feed = Feed(stream, reader, schedule, policy.micro_batch_tokens)
     trainee = build_trainee(spec)
-    run = TrainRun(directory, chain, clock, spec, policy, schedule, trainee, tokenizer, reader, feed, log, stop, environment)
+    saver = Saver(Place(run=directory, segment=segment_id), policy.saves, clock)
+    cadence = Cadence(directory, info["deployment"], clock, log)
+    parts = (spec, policy, schedule, trainee, tokenizer, reader, feed, log, saver, cadence, stop, environment)
+    run = TrainRun(directory, chain, clock, *parts)
     log.mark("init")
     restore(run)
     return run
@@ -185,18 +201,32 @@ def build_trainee(spec: Spec) -> Trainee:
 
 def restore(run: TrainRun) -> None:
     """Load exactly the checkpoint that the segment names; nothing else is ever tried here."""
-    name, changed = run.segment.checkpoint, []
+    name, changed, from_memory = run.segment.checkpoint, [], False
+    images = run.saver.images(name)
+    if not images:
+        run.saver.attach(run.trainee.state())  # memory is filled while this one reads
     if name is not None:
-        manifest = load_checkpoint(run.directory.checkpoints / name, run.trainee.state())
+        loaded = load_state(run.directory.checkpoints / name, run.trainee.state(), Sources(images=images))
+        manifest, from_memory = loaded.manifest, bool(loaded.from_memory)
         check_cursor(run, manifest)
         run.step, run.trainee.updates = manifest.step, manifest.state["updates"]
+        run.committed_step, run.committed_saves = manifest.step, manifest.state.get("ordinal", 0)
         restore_step(run.trainee.optimizer, run.trainee.updates)
         run.trainee.compute.refresh()
         changed = differences(manifest.state["environment"], run.environment)
+    if images:
+        run.saver.attach(run.trainee.state())  # the memory just read is the one that the next snapshot goes into
+    run.saver.prepare()
     run.log.mark("restore")
     run.log.write(
-        "restored", step=run.step, checkpoint=name, determinism="within tolerance" if changed else "bitwise", differences=changed
+        "restored",
+        step=run.step,
+        checkpoint=name,
+        determinism="within tolerance" if changed else "bitwise",
+        differences=changed,
+        from_memory=from_memory,
     )
+    run.cadence.begin(run.step)
 
 
 def check_cursor(run: TrainRun, manifest: Manifest) -> None:

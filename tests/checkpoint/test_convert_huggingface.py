@@ -1,0 +1,306 @@
+"""Weights under the names of transformers: its model computes what our decoder computes, and the way back loses no bit."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+import torch
+from checkpoint_cases import same
+from convert_cases import (
+    STATE,
+    flip,
+    loaded,
+    make_run,
+    make_spec,
+    nothing_left,
+    read_index,
+    to,
+    trained_state,
+    write_source,
+)
+
+from headway.base.errors import ConfigError, RunError
+from headway.checkpoint.convert.architectures import our_name, stage_of, their_name
+from headway.model.context import make_context
+from headway.recipe.roles import parameter_shapes
+from headway.store.manifest import load_manifest
+
+LOGITS = 1e-4
+"""Relative to the largest logit: float32 sums in another order, through two layers. Seen: below 2e-6."""
+
+DECODERS = {
+    "qk_norm": {},
+    "no qk_norm": {"qk_norm": False},
+    "tied": {"tied_embeddings": True},
+    "no qk_norm, tied, every head its own keys": {"qk_norm": False, "tied_embeddings": True, "kv_heads": 4},
+    "narrow heads": {"head_width": 4, "norm_epsilon": 1e-2},
+}
+
+
+def parameters(state):
+    return {name: tensor for name, tensor in state.items() if name.startswith("param/")}
+
+
+@pytest.mark.parametrize("model", DECODERS.values(), ids=DECODERS)
+@pytest.mark.parametrize("step", [12, 30], ids=["first stage", "stage with another rope base"])
+def test_transformers_computes_the_same_logits(tmp_path, model, step):
+    transformers = pytest.importorskip("transformers")
+    spec = make_spec(**model)
+    decoder, state = trained_state(spec)
+    make_run(tmp_path / "run", spec, state, steps=(step,))
+    facts = to(tmp_path / "run", tmp_path / "out", "huggingface")
+    assert facts["config"] is True
+    theirs, info = transformers.AutoModelForCausalLM.from_pretrained(
+        tmp_path / "out", output_loading_info=True, attn_implementation="eager"
+    )
+    assert {key: list(value) for key, value in info.items() if value} == {}, "every tensor found its place, none is missing"
+    assert type(theirs).__name__ == ("Qwen3ForCausalLM" if spec.model.qk_norm else "LlamaForCausalLM")
+    assert theirs.dtype == torch.float32
+    stage = stage_of(spec, step)
+    tokens = torch.randint(0, spec.model.vocabulary, (3, stage.sequence_length), generator=torch.Generator().manual_seed(1))
+    position = torch.arange(stage.sequence_length).expand_as(tokens)
+    context = make_context(position, torch.zeros_like(tokens), stage.rope_base, spec.model.head_width, torch.float32)
+    with torch.no_grad():
+        ours = decoder(tokens, context) @ decoder.head_weight.T
+        found = theirs(tokens).logits
+    assert ours.std() > 1, "weights far from initial ones: logits that differ"
+    assert (found - ours).abs().max() < LOGITS * ours.abs().max()
+
+
+def test_the_stages_of_the_case_above_differ():
+    spec = make_spec()
+    assert [stage_of(spec, step).rope_base for step in (0, 12, 16, 17, 30, 32)] == [1e4, 1e4, 1e4, 7e4, 7e4, 7e4]
+    with pytest.raises(RunError, match="ends at step 32"):
+        stage_of(spec, 33)
+
+
+@pytest.mark.parametrize("model", DECODERS.values(), ids=DECODERS)
+def test_there_and_back_bit_for_bit(tmp_path, model):
+    spec = make_spec(**model)
+    _, state = trained_state(spec)
+    make_run(tmp_path / "run", spec, state)
+    to(tmp_path / "run", tmp_path / "out", "huggingface", shard_bytes=1 << 20)
+    to(tmp_path / "out", tmp_path / "back", "headway")
+    assert same(loaded(tmp_path / "back", parameters(state)), parameters(state))
+    converted = load_manifest(tmp_path / "back").state["converted"]
+    assert converted["holds"].startswith("parameters only")
+    assert converted["config"]["rope_theta"] == 10_000.0
+    assert (load_manifest(tmp_path / "back").segment, load_manifest(tmp_path / "back").step) == (1, 0)
+
+
+def test_what_has_no_place_there_is_named(tmp_path):
+    spec = make_spec()
+    _, state = trained_state(spec)
+    state["count/updates"] = torch.tensor(3)
+    make_run(tmp_path / "run", spec, state)
+    facts = to(tmp_path / "run", tmp_path / "out", "huggingface")
+    count = len(parameters(state))
+    assert {item["what"]: item["tensors"] for item in facts["left_out"]} == {
+        "m/": count,
+        "v/": count,
+        "count/": 1,
+        "state": 0,
+        "tokenizer": 0,
+    }
+    index = read_index(tmp_path / "out")
+    assert len(index["weight_map"]) == count
+    assert index["metadata"]["total_size"] == sum(tensor.nbytes for tensor in parameters(state).values())
+
+
+def test_shards_are_bounded_and_indexed(tmp_path):
+    spec = make_spec(vocabulary=9001)
+    _, state = trained_state(spec)
+    make_run(tmp_path / "run", spec, state)
+    facts = to(tmp_path / "run", tmp_path / "out", "huggingface", shard_bytes=1 << 20)
+    files = sorted(path.name for path in (tmp_path / "out").glob("*.safetensors"))
+    assert files == ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
+    assert facts["files"] == 2
+    assert set(read_index(tmp_path / "out")["weight_map"].values()) == set(files)
+
+
+@pytest.mark.parametrize(("dtype", "wanted"), [("bf16", torch.bfloat16), ("fp32", torch.float32)])
+def test_weights_change_their_dtype_only_when_asked(tmp_path, dtype, wanted):
+    from safetensors.torch import load_file
+
+    values = {"param/embed.weight": torch.randn(61, 24), "param/norm.weight": torch.randn(24).bfloat16()}
+    source = write_source(tmp_path / "checkpoints", values, (2, 2))
+    facts = to(source, tmp_path / "out", "huggingface", dtype=dtype)
+    found = load_file(tmp_path / "out" / "model-00001-of-00001.safetensors")
+    assert same(
+        found,
+        {
+            "model.embed_tokens.weight": values["param/embed.weight"].to(wanted),
+            "model.norm.weight": values["param/norm.weight"].to(wanted),
+        },
+    )
+    rounded = [item for item in facts["left_out"] if item["what"] == "bits"]
+    assert rounded == ([{"what": "bits", "why": "rounded to BF16", "tensors": 1}] if dtype == "bf16" else [])
+    plain = to(source, tmp_path / "plain", "huggingface")
+    assert {t.dtype for t in load_file(tmp_path / "plain" / "model-00001-of-00001.safetensors").values()} == {
+        torch.float32,
+        torch.bfloat16,
+    }
+    assert [item["what"] for item in plain["left_out"]] == ["state", "tokenizer"]
+
+
+def test_rounding_is_to_nearest_even_and_keeps_what_is_not_finite(tmp_path):
+    from safetensors.torch import load_file
+
+    bits = np.array([0x3F808000, 0x3F818000, 0x3F808001, 0x7F7FFFFF, 0x7F800000, 0x80000001], np.uint32)
+    source = write_source(tmp_path / "checkpoints", {"param/norm.weight": torch.from_numpy(bits.view(np.float32).copy())})
+    to(source, tmp_path / "out", "huggingface", dtype="bf16")
+    found = load_file(tmp_path / "out" / "model-00001-of-00001.safetensors")["model.norm.weight"].view(torch.int16).tolist()
+    assert [value & 0xFFFF for value in found] == [0x3F80, 0x3F82, 0x3F81, 0x7F80, 0x7F80, 0x8000]
+
+
+def test_config_is_left_out_where_no_spec_is_known(tmp_path):
+    source = write_source(tmp_path / "checkpoints", {"param/embed.weight": torch.randn(5, 4)})
+    facts = to(source, tmp_path / "out", "huggingface")
+    assert "config.json is left out" in facts["notes"][0]
+    assert not (tmp_path / "out" / "config.json").exists()
+    to(tmp_path / "out", tmp_path / "back", "headway")
+
+
+def test_a_checkpoint_of_another_run_gets_no_config_of_this_one(tmp_path):
+    spec = make_spec()
+    _, state = trained_state(spec)
+    run = make_run(tmp_path / "run", spec, state)
+    other = make_run(tmp_path / "other", dataclasses.replace(spec, seed=4), state)
+    (run.checkpoints / "g0001-s00000012").rename(run.checkpoints / "mine")
+    (other.checkpoints / "g0001-s00000012").rename(run.checkpoints / "g0001-s00000012")
+    facts = to(f"{run.root}:g0001-s00000012", tmp_path / "out", "huggingface")
+    assert facts["config"] is False
+
+
+def test_parameters_that_are_not_the_specs_are_refused(tmp_path):
+    spec = make_spec()
+    _, state = trained_state(spec)
+    state["param/layers.1.ffn.up.weight"] = torch.zeros(3, 3)
+    make_run(tmp_path / "run", spec, state)
+    with pytest.raises(RunError, match=r"layers\.1\.ffn\.up\.weight: \(3, 3\), by the spec \(40, 24\)"):
+        to(tmp_path / "run", tmp_path / "out", "huggingface")
+    assert nothing_left(tmp_path, "run")
+
+
+@pytest.mark.parametrize(
+    "name", ["param/layers.0.ffn.experts.up.weight", "param/layers.0.attention.q.bias", "param/positions.weight"]
+)
+def test_parameters_without_a_name_there_are_refused(tmp_path, name):
+    source = write_source(tmp_path / "checkpoints", {name: torch.zeros(3)})
+    with pytest.raises(RunError, match="has no place there"):
+        to(source, tmp_path / "out", "huggingface")
+    none = write_source(tmp_path / "others", {"m/x": torch.zeros(3)})
+    with pytest.raises(RunError, match="holds no parameters"):
+        to(none, tmp_path / "out", "huggingface")
+
+
+def test_names_map_one_to_one():
+    for model in DECODERS.values():
+        ours = ["param/" + p.name for p in parameter_shapes(make_spec(layers=12, **model).model)]
+        theirs = [their_name(name) for name in ours]
+        assert None not in theirs
+        assert len(set(theirs)) == len(ours)
+        assert [our_name(str(name)) for name in theirs] == ours
+    for name in ("layers.0.ffn.up.weight", "m/embed.weight", "param/layers.00.ffn.up.weight", "param/layers.0.x", "param/layers"):
+        assert their_name(name) is None
+    for name in ("model.layers.0.self_attn.q_proj.bias", "model.layers.x.mlp.up_proj.weight", "embed", "layers.0.x"):
+        assert our_name(name) is None
+
+
+# --- what others wrote
+
+
+def hub(folder, config, tensors, file="model.safetensors"):
+    from safetensors.torch import save_file
+
+    folder.mkdir()
+    save_file(tensors, folder / file, metadata={"format": "pt"})
+    if config is not None:
+        (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+@pytest.mark.parametrize("kind", ["Qwen3", "Llama"])
+def test_models_that_transformers_saved_are_read(tmp_path, kind):
+    transformers = pytest.importorskip("transformers")
+    sizes = {"vocab_size": 61, "hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 2, "num_attention_heads": 4}
+    config = getattr(transformers, f"{kind}Config")(**sizes, num_key_value_heads=2, head_dim=8, max_position_embeddings=32)
+    model = getattr(transformers, f"{kind}ForCausalLM")(config)
+    model.save_pretrained(tmp_path / "theirs", max_shard_size="5KB")
+    facts = to(tmp_path / "theirs", tmp_path / "ours", "headway", step=7)
+    expected = {str(our_name(name)): tensor.detach() for name, tensor in model.state_dict().items()}
+    assert same(loaded(tmp_path / "ours", expected), expected)
+    assert (facts["from"], load_manifest(tmp_path / "ours").step) == ("huggingface", 7)
+
+
+@pytest.mark.parametrize(
+    ("config", "why"),
+    [
+        ({"model_type": "gemma"}, "model_type = 'gemma'"),
+        ({"model_type": "llama", "attention_bias": True}, "attention_bias = True"),
+        ({"model_type": "llama", "hidden_act": "gelu"}, "hidden_act = 'gelu'"),
+        ({"model_type": "qwen3", "use_sliding_window": True}, "use_sliding_window = True"),
+        ({"model_type": "llama", "rope_scaling": {"rope_type": "yarn"}}, "rope_scaling of type 'yarn'"),
+        ({"model_type": "llama", "rope_parameters": {"rope_type": "llama3"}}, "rope_parameters of type 'llama3'"),
+        ([1], "no JSON object"),
+    ],
+)
+def test_models_that_compute_something_else_are_refused(tmp_path, config, why):
+    folder = hub(tmp_path / "theirs", config, {"model.norm.weight": torch.ones(4)})
+    with pytest.raises(RunError, match=why):
+        to(folder, tmp_path / "ours", "headway")
+
+
+def test_tensors_that_our_decoder_has_not_are_refused(tmp_path):
+    tensors = {"model.norm.weight": torch.ones(4), "model.layers.0.self_attn.q_proj.bias": torch.ones(4)}
+    with pytest.raises(RunError, match=r"q_proj\.bias has no place in our decoder"):
+        to(hub(tmp_path / "theirs", None, tensors), tmp_path / "ours", "headway")
+
+
+def test_tables_of_angles_are_left_out(tmp_path):
+    tensors = {"model.norm.weight": torch.ones(4), "model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4)}
+    facts = to(hub(tmp_path / "theirs", {"model_type": "llama"}, tensors), tmp_path / "ours", "headway")
+    assert [(item["what"], item["tensors"]) for item in facts["left_out"]] == [("*.rotary_emb.inv_freq", 1)]
+
+
+@pytest.mark.parametrize(
+    "index",
+    [{"weight_map": {"model.norm.weight": "../x"}}, {"weight_map": [1]}, [], {"weight_map": {"other": "model.safetensors"}}],
+)
+def test_an_index_that_does_not_fit_is_refused(tmp_path, index):
+    folder = hub(tmp_path / "theirs", None, {"model.norm.weight": torch.ones(4)})
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(RunError, match=r"model\.safetensors\.index\.json cannot be read"):
+        to(folder, tmp_path / "ours", "headway")
+
+
+def test_a_flipped_bit_in_what_we_exported_is_refused(tmp_path):
+    source = write_source(tmp_path / "checkpoints", {"param/norm.weight": torch.randn(400)})
+    to(source, tmp_path / "out", "huggingface")
+    flip(tmp_path / "out" / "model-00001-of-00001.safetensors", -700)
+    with pytest.raises(RunError, match="digest differs"):
+        to(tmp_path / "out", tmp_path / "back", "headway")
+
+
+def test_any_format_into_any_other(tmp_path):
+    values = {"param/embed.weight": torch.randn(61, 24), "param/norm.weight": torch.randn(24)}
+    last = write_source(tmp_path / "checkpoints", values)
+    for number, form in enumerate(["dcp", "safetensors", "dcp", "headway", "safetensors", "huggingface", "dcp", "headway"]):
+        to(last, tmp_path / str(number), form)
+        last = tmp_path / str(number)
+        if number == 4:
+            to(last, tmp_path / "with state", "headway")
+            assert load_manifest(tmp_path / "with state").state == STATE
+    assert same(loaded(last, values), values)
+    assert load_manifest(last).state["converted"]["from"] == "huggingface"
+
+
+def test_a_dtype_that_is_unknown_is_refused(tmp_path):
+    source = write_source(tmp_path / "checkpoints", {"param/norm.weight": torch.ones(4, dtype=torch.int32)})
+    with pytest.raises(ConfigError, match="--dtype fp8"):
+        to(source, tmp_path / "out", "huggingface", dtype="fp8")
+    with pytest.raises(RunError, match="is I32"):
+        to(source, tmp_path / "out", "huggingface", dtype="bf16")

@@ -1,0 +1,375 @@
+"""The writer process, driven as a trainer drives it: what it finishes, keeps, refuses and survives."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import struct
+import time
+
+import numpy as np
+import pytest
+from store_cases import add_segment, chain_of, load, make_run, same
+
+from headway.base.clocks import FakeClock
+from headway.base.errors import EnvironmentFault
+from headway.rundir.processes import is_alive, start_ticks
+from headway.store.admissible import choose
+from headway.store.client import WriterClient, end_writers
+from headway.store.outcomes import pending, read_outcomes
+from headway.store.rectangle import Part, file_header, in_file_order, places
+from headway.store.verify import verify
+from headway.store.wire import Channel, address, connect
+from headway.store.writer import Attachment, Pace, Seal, Writer
+
+SHAPE = (300, 7)
+PARTS = tuple(
+    in_file_order([Part(name=f"{p}/w", dtype="F32", global_shape=SHAPE, offset=(0, 0), shape=SHAPE) for p in ("param", "m", "v")])
+)
+
+
+def values(step: int) -> dict[str, np.ndarray]:
+    random = np.random.default_rng(step)
+    return {part.name: random.standard_normal(SHAPE).astype(np.float32) for part in PARTS}
+
+
+class Trainer:
+    """One that has nothing but a writer."""
+
+    def __init__(self, run, segment=1, linger_seconds=5.0, **more):
+        self.run, self.segment = run, segment
+        self.client = WriterClient.find(run, 0) or WriterClient.start(run, 0)
+        self.client.attach(
+            Attachment(
+                segment=segment, world=1, parts=PARTS, keep_last=9, linger_seconds=linger_seconds, commit_seconds=5, **more
+            )
+        )
+        self.memory = self.client.ready()
+
+    def fill(self, step):
+        self.client.begin()
+        for part, at in zip(PARTS, places(PARTS, len(file_header(PARTS, 0, 0, 0)))):
+            self.memory[at : at + part.nbytes] = values(step)[part.name].tobytes()
+
+    def save(self, step, attempt=0):
+        self.fill(step)
+        self.client.seal(Seal(step=step, attempt=attempt, state={"u": step}))
+
+    def hear(self, *kinds, seconds=10.0):
+        """The bodies of the next messages up to one of these kinds."""
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            for message in self.client.poll(0.1):
+                if message.kind in kinds:
+                    return message.body
+            if self.client.gone:
+                return None
+        raise AssertionError(f"none of {kinds} came")
+
+    def die(self):
+        """As SIGKILL does it: the kernel closes everything."""
+        self.client._channel.close()
+
+
+@pytest.fixture
+def run(tmp_path):
+    run = make_run(tmp_path / "run")
+    yield run
+    end_writers(run, 1)
+
+
+def until(condition, seconds=10.0):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come about"
+        time.sleep(0.02)
+
+
+def gone(pid):
+    return not is_alive(pid, None)
+
+
+def test_a_save_is_committed_and_told(run):
+    trainer = Trainer(run)
+    trainer.save(4)
+    body = trainer.hear("committed", "failed")
+    assert body["kind"] == "committed"
+    assert (body["checkpoint"], body["step"]) == ("g0001-s00000004", 4)
+    manifest, arrays = load(run.checkpoints / body["checkpoint"])
+    assert same(arrays, values(4))
+    assert manifest.state == {"u": 4}
+    assert body["digest"] == manifest.state_digest
+    assert verify(run.checkpoints / body["checkpoint"]).ok
+    assert [record["kind"] for record in read_outcomes(run, 1)] == ["sealed", "committed"]
+
+
+def test_sealed_before_the_death_it_is_finished_after_it(run):
+    trainer = Trainer(run)
+    trainer.save(4)
+    trainer.die()
+    until(lambda: choose(run, chain_of(run)).step == 4)
+    assert same(load(run.checkpoints / "g0001-s00000004")[1], values(4))
+
+
+def test_what_a_dead_trainer_said_last_is_read_although_nobody_hears_the_writer(run):
+    """The writer tells of an earlier save and finds nobody: the seal that waits behind must not be lost with the connection."""
+    ours, theirs = socket.socketpair()
+    writer = Writer(run, 0, socket.socket(socket.AF_UNIX), FakeClock())
+    channel = Channel(ours)
+    writer._visitors.append(channel)
+    Channel(theirs).send("seal", step=8)
+    theirs.close()
+    writer._send(channel, "pruned")
+    assert channel in writer._visitors
+    assert channel.receive().kind == "seal"
+
+
+def test_not_sealed_it_is_nothing(run):
+    trainer = Trainer(run, linger_seconds=0.2)
+    trainer.fill(4)
+    trainer.die()
+    until(lambda: gone(trainer.client.pid))
+    assert not run.checkpoints.exists()
+    assert read_outcomes(run, 1) == []
+
+
+def test_the_next_trainer_finds_the_memory(run):
+    first = Trainer(run)
+    first.save(4)
+    first.die()
+    until(lambda: choose(run, chain_of(run)).step == 4)
+    second = WriterClient.find(run, 0)
+    assert (second.pid, second.held) == (first.client.pid, "g0001-s00000004")
+    image = second.lend()
+    data = (run.checkpoints / "g0001-s00000004" / "rank00000.safetensors").read_bytes()
+    assert bytes(image[: len(data)]) == data
+    with pytest.raises(TypeError):
+        image[0] = 1  # lent to read, not to write
+
+
+def test_a_memory_that_is_being_overwritten_is_not_offered(run):
+    first = Trainer(run)
+    first.save(4)
+    first.hear("committed")
+    first.fill(8)
+    first.die()
+    assert WriterClient.find(run, 0).held is None
+
+
+def test_the_memory_is_used_again_by_the_next_segment(run):
+    first = Trainer(run)
+    first.save(4)
+    first.hear("committed")
+    first.die()
+    add_segment(run, 2, parent=1, restored=4, checkpoint="g0001-s00000004")
+    second = Trainer(run, segment=2)
+    assert second.client.pid == first.client.pid
+    second.save(8)
+    assert second.hear("committed", "failed")["checkpoint"] == "g0002-s00000008"
+    assert choose(run, chain_of(run)).step == 8
+
+
+def test_C9_an_older_or_equal_segment_is_refused_while_a_trainer_is_there(run):
+    add_segment(run, 2, parent=1)
+    second = Trainer(run, segment=2)
+    for segment in (1, 2):
+        with pytest.raises(EnvironmentFault, match="segment 2 is attached"):
+            Trainer(run, segment=segment)
+    second.save(4)
+    assert second.hear("committed", "failed")["kind"] == "committed", "it was not disturbed"
+
+
+def test_C5_a_newer_segment_takes_over_from_one_that_still_lives(run):
+    first = Trainer(run)
+    add_segment(run, 2, parent=1)
+    second = Trainer(run, segment=2)
+    first.save(4)  # it has not noticed
+    second.save(8)
+    assert second.hear("committed", "failed")["checkpoint"] == "g0002-s00000008"
+    assert not (run.checkpoints / "g0001-s00000004").exists()
+
+
+def test_it_lingers_and_ends(run):
+    trainer = Trainer(run, linger_seconds=0.5)
+    trainer.save(4)
+    trainer.hear("committed")
+    trainer.die()
+    assert is_alive(trainer.client.pid, None)
+    until(lambda: gone(trainer.client.pid), 10)
+
+
+def test_bye_ends_it_when_its_work_is_done(run):
+    trainer = Trainer(run, linger_seconds=60)
+    trainer.save(4)
+    trainer.client.bye()
+    assert gone(trainer.client.pid)
+    assert choose(run, chain_of(run)).step == 4
+
+
+def test_end_of_the_run_ends_it(run):
+    trainer = Trainer(run, linger_seconds=60)
+    trainer.save(4)
+    trainer.die()
+    end_writers(run, 1)
+    until(lambda: gone(trainer.client.pid))
+    assert choose(run, chain_of(run)).step == 4
+
+
+def test_a_dead_writer_is_noticed_and_replaced(run):
+    trainer = Trainer(run)
+    trainer.save(4)
+    trainer.hear("committed")
+    os.kill(trainer.client.pid, signal.SIGKILL)
+    assert trainer.hear("committed") is None
+    again = Trainer(run)
+    assert again.client.pid != trainer.client.pid
+    again.save(8)
+    assert again.hear("committed", "failed")["kind"] == "committed"
+
+
+def test_a_stuck_writer_is_ended_by_the_next_trainer(run, monkeypatch):
+    monkeypatch.setattr("headway.store.client.ANSWER_SECONDS", 0.5)
+    trainer = Trainer(run)
+    os.kill(trainer.client.pid, signal.SIGSTOP)
+    assert WriterClient.find(run, 0) is None
+    until(lambda: gone(trainer.client.pid))
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_signals_for_the_trainer_do_not_stop_it(run, number):
+    trainer = Trainer(run)
+    os.kill(trainer.client.pid, number)
+    trainer.save(4)
+    assert trainer.hear("committed", "failed")["kind"] == "committed"
+    assert os.getsid(trainer.client.pid) != os.getsid(0), "a kill of the trainer's session does not reach it"
+
+
+def test_pending_until_its_outcome_and_only_while_its_writer_lives(run):
+    trainer = Trainer(run, flush_speed=1000.0)  # bytes per second: it takes its time
+    trainer.save(4)
+    until(lambda: read_outcomes(run, 1))
+    sealed = read_outcomes(run, 1)[0]
+    host, boot = sealed["writer"]["host"], sealed["stamp"]["boot_id"]
+    assert pending(run, 1, host, boot) == ["g0001-s00000004"]
+    assert pending(run, 1, "elsewhere", boot) == ["g0001-s00000004"], "nobody here can know"
+    os.kill(trainer.client.pid, signal.SIGKILL)
+    until(lambda: gone(trainer.client.pid))
+    assert trainer.hear("committed") is None
+    assert pending(run, 1, host, boot) == []
+
+
+def test_slow_flushes_hurry_when_nobody_trains(run):
+    trainer = Trainer(run, flush_speed=1000.0)
+    trainer.save(4)
+    until(lambda: read_outcomes(run, 1))
+    assert choose(run, chain_of(run)).checkpoint is None
+    trainer.client.hurry()
+    assert trainer.hear("committed", "failed")["kind"] == "committed"
+
+
+def test_pace_holds_pieces_back():
+    class Event:
+        waited = 0.0
+
+        def wait(self, seconds):
+            self.waited += seconds
+            clock.advance(seconds)
+
+    clock, event = FakeClock(), Event()
+    pace = Pace(1000.0, clock, event)  # type: ignore[arg-type]
+    for _ in range(10):
+        pace(500)
+    assert event.waited == pytest.approx(5.0)
+    free = Pace(None, clock, event)  # type: ignore[arg-type]
+    free(10**9)
+    assert event.waited == pytest.approx(5.0)
+
+
+NOISE = [
+    b"",
+    b"\0" * 7,
+    struct.pack("<Q", 2**60),
+    struct.pack("<Q", 5) + b"[1,2]",
+    struct.pack("<Q", 3) + b"{{{",
+    struct.pack("<Q", 16) + b'{"kind":"attach"',
+]
+
+
+@pytest.mark.parametrize("noise", NOISE, ids=range(len(NOISE)))
+def test_noise_on_its_socket_disturbs_nobody(run, noise):
+    trainer = Trainer(run)
+    stranger = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    stranger.connect(address(run.info()["run_id"], run.root, 0))
+    stranger.sendall(noise)
+    stranger.close()
+    trainer.save(4)
+    assert trainer.hear("committed", "failed")["kind"] == "committed"
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"kind": "attach", "segment": 9},
+        {"kind": "attach", "segment": "9", "world": 1, "parts": [], "keep_last": 1},
+        {"kind": "seal", "step": 1, "attempt": 0, "state": {}},
+        {"kind": "begin"},
+        {"kind": "dance"},
+    ],
+    ids=lambda message: str(message["kind"]),
+)
+def test_messages_of_strangers_change_nothing(run, message):
+    trainer = Trainer(run)
+    trainer.save(4)
+    trainer.hear("committed")
+    stranger = connect(address(run.info()["run_id"], run.root, 0))
+    assert isinstance(stranger, Channel)
+    kind = message.pop("kind")
+    stranger.send(kind, **message)
+    stranger.close()
+    assert WriterClient.find(run, 0).held == "g0001-s00000004"
+    trainer.save(8)
+    assert trainer.hear("committed", "failed")["kind"] == "committed"
+
+
+def test_no_room_is_refused_in_words(run):
+    client = WriterClient.start(run, 0)
+    huge = Part(name="x", dtype="F32", global_shape=(2**40,), offset=(0,), shape=(2**40,))
+    client.attach(Attachment(segment=1, world=1, parts=(huge,), keep_last=1))
+    with pytest.raises(EnvironmentFault, match=r"cannot hold a snapshot.*no room for 4,398,") as caught:
+        client.ready()
+    assert "free memory on this host" in str(caught.value)
+
+
+def test_nothing_grows_over_many_saves(run):
+    trainer = Trainer(run)
+
+    def look():
+        return len(os.listdir("/proc/self/fd")), len(os.listdir(f"/proc/{trainer.client.pid}/fd"))
+
+    before = None
+    for step in range(1, 31):
+        trainer.save(step)
+        trainer.hear("committed")
+        before = look() if step == 5 else before
+    assert look() == before
+
+
+def test_the_same_step_twice_is_two_checkpoints(run):
+    trainer = Trainer(run)
+    for attempt in (0, 1):
+        trainer.save(4, attempt)
+        trainer.hear("committed")
+    assert choose(run, chain_of(run)).checkpoint == "g0001-s00000004-a1"
+    trainer.save(4, 1)  # a second launch of the segment would name it so
+    body = trainer.hear("committed", "failed")
+    assert body["kind"] == "failed"
+    assert "is there already" in body["error"]
+    assert verify(run.checkpoints / "g0001-s00000004-a1").ok
+
+
+def test_ticks_tell_writers_apart(run):
+    trainer = Trainer(run)
+    trainer.save(4)
+    trainer.hear("committed")
+    assert read_outcomes(run, 1)[0]["writer"]["start_ticks"] == start_ticks(trainer.client.pid)
