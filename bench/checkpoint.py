@@ -3,8 +3,9 @@
     python bench/checkpoint.py [--gib 1 8] [--directory DIR]
 
     blocking over memcpy        training stands still for a save / one copy of the same state, memory warm on both sides
-    full speed over raw write   snapshot to commit, digests included / the faster of plain and direct write + fsync
-    load over raw read          verified load from cold files / the fastest plain way to read them
+    flush over raw write        bandwidth from seal to commit, digests included / that of plain or direct write + fsync
+    load over raw read          verified load from cold files / the fastest plain way to read them into memory of that size
+    load over look              the same / the fastest way to read them into 4 MiB of memory, again and again
     lost seconds per gib        training seconds lost to a background flush, per GiB: matrix products beside it, interleaved
     dcp, torch.save             time until training goes on, and until the data are durable, beside ours in the same rounds
 
@@ -18,6 +19,7 @@ import gc
 import json
 import mmap
 import os
+import random
 import resource
 import shutil
 import statistics
@@ -95,29 +97,37 @@ class Ours:
         shutil.rmtree(self.run.root)
 
 
-def raw_write(path: Path, state: State, direct: bool) -> None:
-    """The same bytes, written and fsynced, by 4 MiB; direct: from page-aligned memory past the page cache."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | (os.O_DIRECT if direct else 0))
-    buffer = mmap.mmap(-1, BLOCK_BYTES)
-    for tensor in state.values():
-        data = tensor.numpy().reshape(-1).view("u1").data
-        for at in range(0, len(data), BLOCK_BYTES):
-            piece = data[at : at + BLOCK_BYTES]
-            if direct:
-                buffer[: len(piece)] = piece
-                os.write(descriptor, memoryview(buffer)[: -(-len(piece) // 4096) * 4096])
-            else:
-                os.write(descriptor, piece)
-    os.fsync(descriptor)
-    os.close(descriptor)
+class Image:
+    """The state's bytes in page-aligned memory, as one file."""
+
+    def __init__(self, state: State):
+        self.memory = mmap.mmap(-1, sum(tensor.nbytes for tensor in state.values()))
+        self.room = mmap.mmap(-1, len(self.memory) + BLOCK_BYTES)  # to read into; a header is longer than nothing
+        torch.frombuffer(self.memory, dtype=torch.uint8).copy_(torch.cat([t.view(-1).view(torch.uint8) for t in state.values()]))
+
+    def touch(self) -> None:
+        torch.frombuffer(self.room, dtype=torch.uint8).zero_()
+
+    def write(self, path: Path, direct: bool) -> None:
+        """Written and fsynced, by 4 MiB; direct: past the page cache."""
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | (os.O_DIRECT if direct else 0))
+        view = memoryview(self.memory)
+        for at in range(0, len(view), BLOCK_BYTES):
+            piece = view[at : at + BLOCK_BYTES]
+            os.write(descriptor, piece if len(piece) % 4096 == 0 else piece[: len(piece) // 4096 * 4096])
+        os.fsync(descriptor)
+        os.close(descriptor)
 
 
-def raw_read(path: Path, way: str) -> None:
-    """Every byte once: through the page cache, through pages that are given back at once, or past it."""
+def raw_read(path: Path, way: str, into: mmap.mmap | None) -> None:
+    """Every byte once: through pages of the cache that are given back at once, or past it.
+
+    ``into``: memory of the file's size; None: all into the same 4 MiB, as one who only looks.
+    """
     descriptor = os.open(path, os.O_RDONLY | (os.O_DIRECT if way == "direct" else 0))
     os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_SEQUENTIAL)
-    buffer, at = mmap.mmap(-1, BLOCK_BYTES), 0
-    while count := os.preadv(descriptor, [buffer], at):
+    small, at = mmap.mmap(-1, BLOCK_BYTES), 0
+    while count := os.preadv(descriptor, [small if into is None else memoryview(into)[at : at + BLOCK_BYTES]], at):
         if way == "dropped":
             os.posix_fadvise(descriptor, at, count, os.POSIX_FADV_DONTNEED)
         at += count
@@ -132,40 +142,49 @@ def speeds(root: Path, total_bytes: int, rounds: int) -> dict[str, Any]:
     """Save and load against memcpy and the raw disk."""
     state = make_state(total_bytes)
     copies = {name: torch.zeros_like(tensor) for name, tensor in state.items()}
+    image = Image(state)
     ours, times = Ours(root / "ours", state), dict[str, list[float]]()
 
-    def note(name: str, value: float) -> None:
-        times.setdefault(name, []).append(value)
+    def copy() -> None:
+        torch._foreach_copy_(list(copies.values()), list(state.values()))
 
+    def nothing() -> None:
+        pass
+
+    shuffled = random.Random(0)
     for number in range(rounds + 1):
-        first = number == 0  # pages are touched, the disk is awake
-        measured = {"memcpy": seconds(lambda: torch._foreach_copy_(list(copies.values()), list(state.values())))}
+        measured = {"memcpy": seconds(copy)}
         measured |= {f"save_{name}": value for name, value in ours.save().items()}
-        for direct in (False, True):
-            path = root / f"raw{direct}"
-            measured[f"write_{'direct' if direct else 'plain'}"] = seconds(lambda p=path, d=direct: raw_write(p, state, d))
-            path.unlink()
         saved = ours.newest()
-        for way in ("cached", "dropped", "direct"):
+        file = saved / "rank00000.safetensors"
+        ways: dict[str, tuple[Callable[[], object], Callable[[], object]]] = {
+            "load": (copy, lambda c=saved: load_checkpoint(c, copies)),
+            "look_dropped": (nothing, lambda f=file: raw_read(f, "dropped", None)),
+        }
+        ways |= {f"read_{way}": (image.touch, lambda f=file, w=way: raw_read(f, w, image.room)) for way in ("dropped", "direct")}
+        ways |= {f"write_{way}": (nothing, lambda w=way: image.write(root / "raw", w == "direct")) for way in ("plain", "direct")}
+        for name in shuffled.sample(sorted(ways), len(ways)):
+            warm, work = ways[name]
             drop_cached(saved)
-            measured[f"read_{way}"] = seconds(lambda f=saved / "rank00000.safetensors", w=way: raw_read(f, w))
-        drop_cached(saved)
-        measured["load"] = seconds(lambda c=saved: load_checkpoint(c, copies))
-        if not first:
+            warm()  # memory that lay idle is cold on virtual machines: each way finds its own just touched
+            measured[name] = seconds(work)
+        (root / "raw").unlink()
+        if number:  # the first round touches pages and wakes the disk
             for name, value in measured.items():
-                note(name, value)
+                times.setdefault(name, []).append(value)
     ours.close()
     t = {name: median(values) for name, values in times.items()}
     nbytes = sum(tensor.nbytes for tensor in state.values())
+    flush = t["save_durable"] - t["save_blocking"]  # from the seal to the commit
     return {
         "bytes": nbytes,
         "rounds": rounds,
         "seconds_of_each": {name: round(value, 4) for name, value in t.items()},
         "blocking_over_memcpy": t["save_blocking"] / t["memcpy"],
-        "full_speed_over_raw_write": min(t["write_plain"], t["write_direct"]) / t["save_durable"],
-        "full_speed_over_plain_write": t["write_plain"] / t["save_durable"],
-        "load_over_raw_read": min(t["read_cached"], t["read_dropped"], t["read_direct"]) / t["load"],
-        "load_over_plain_read": t["read_cached"] / t["load"],
+        "flush_over_raw_write": min(t["write_plain"], t["write_direct"]) / flush,
+        "flush_over_plain_write": t["write_plain"] / flush,
+        "load_over_raw_read": min(t["read_dropped"], t["read_direct"]) / t["load"],
+        "load_over_look": t["look_dropped"] / t["load"],
     }
 
 
@@ -223,7 +242,7 @@ def peers(root: Path, total_bytes: int, rounds: int) -> dict[str, Any]:
 def lost_to_a_flush(root: Path, total_bytes: int, pairs: int) -> dict[str, Any]:
     """Training seconds lost to a background flush: steps of matrix products on all cores, with a flush under way and without."""
     state = make_state(total_bytes)
-    ours = Ours(root / "ours", state)
+    ours = Ours(root / "ours", state, SavePolicy(keep_last=99, when_busy="wait"))  # reading back would fall into the rounds after
     a = torch.randn(1024, 1024)
 
     def step() -> None:
@@ -251,8 +270,9 @@ def lost_to_a_flush(root: Path, total_bytes: int, pairs: int) -> dict[str, Any]:
             ours.saver.poll()
         with_flush = time.perf_counter() - began
         after = training(1.5)
+        shutil.rmtree(ours.newest())
         if number:
-            lost.append(max(0.0, with_flush - count / ((before + after) / 2)) / (total_bytes / GIB))
+            lost.append((with_flush - count / ((before + after) / 2)) / (total_bytes / GIB))
             lasted.append(with_flush)
     ours.close()
     return {"lost_seconds_per_gib_median": median(lost), "flush_seconds": median(lasted), "lost_seconds_of_each": lost}

@@ -112,6 +112,7 @@ dist.destroy_process_group()
 """
 
 
+@pytest.mark.e2e
 def test_we_read_what_two_ranks_write(tmp_path):
     """A real save of two processes: rows, columns, replicas and plain tensors, strided shards among them."""
     ranks = [subprocess.Popen([sys.executable, "-c", RANKS, str(rank), str(tmp_path)]) for rank in range(2)]

@@ -145,6 +145,7 @@ def test_a_flipped_bit_in_a_checkpoint_is_refused(tmp_path, form, name):
     assert nothing_left(tmp_path, "checkpoints")
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize(("form", "name"), WAYS[:3])
 def test_a_flip_anywhere_is_refused_or_changes_nothing(tmp_path, form, name):
     """In what we exported: no byte can be wrong in silence. (Padding and zip bookkeeping may be.)"""
@@ -274,6 +275,7 @@ convert(Request(source=source, destination=Path(destination), to=form))
 """
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize(("form", "name"), [("headway", "out"), ("dcp", "out"), ("safetensors", "out.safetensors")])
 def test_a_killed_conversion_leaves_nothing_under_the_name(tmp_path, form, name):
     source = write_source(tmp_path / "checkpoints", {f"param/{n}": torch.randn(9, 3) for n in range(4)})

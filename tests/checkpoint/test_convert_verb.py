@@ -16,6 +16,8 @@ from safetensors.torch import save_file
 from headway.base.errors import ConfigError, EnvironmentFault, HeadwayError, RunError
 from headway.cli.checkpoint_convert import convert
 
+pytestmark = pytest.mark.e2e
+
 
 @pytest.fixture
 def run(tmp_path):

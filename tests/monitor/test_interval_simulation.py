@@ -18,6 +18,8 @@ from headway.formulas.checkpoint_interval import FLATNESS, daly_interval_seconds
 from headway.formulas.failure_estimate import FailureRate
 from headway.monitor.interval import NEWEST
 
+pytestmark = pytest.mark.e2e
+
 MINUTES, HOURS = 60.0, 3600.0
 COUNT = 400
 """Interruptions of a history: fewer, and the best interval in hindsight is best by luck."""

@@ -373,3 +373,53 @@ def test_ticks_tell_writers_apart(run):
     trainer.save(4)
     trainer.hear("committed")
     assert read_outcomes(run, 1)[0]["writer"]["start_ticks"] == start_ticks(trainer.client.pid)
+
+
+def test_large_files_go_past_the_page_cache_to_their_last_page(tmp_path, monkeypatch):
+    """One piece that does not end at a page would send the rest of the file through the cache, at four times the cost."""
+    from headway.store import durable
+    from headway.store.save import DATA_POINTS
+
+    given_up = []
+    true = durable.DirectFile._go_plain
+    monkeypatch.setattr(durable.DirectFile, "_go_plain", lambda self: given_up.append(self._at) or true(self))
+    data = np.random.default_rng(0).integers(0, 256, 9_000_001, dtype=np.uint8)
+    pieces = [memoryview(data)[at : at + durable.BUFFER_BYTES] for at in range(0, len(data), durable.BUFFER_BYTES)]
+    durable.DurableWriter(DATA_POINTS, 1).write(tmp_path / "file", pieces, len(data))
+    assert (tmp_path / "file").read_bytes() == data.tobytes()
+    assert all(at == len(data) for at in given_up), "only the end, which is no whole page, is written plainly"
+
+
+@pytest.mark.parametrize("sizes", [[1], [4096] * 300, [5, 4096 * 1024, 3], [2**20 + 1] * 5, [4 << 20] * 3, [7] * 200_000])
+def test_direct_files_hold_what_was_written(tmp_path, sizes):
+    from headway.store import durable
+
+    data = np.random.default_rng(1).integers(0, 256, sum(sizes), dtype=np.uint8).tobytes()
+    view, at = memoryview(data), 0
+    with durable.DirectFile(os.open(tmp_path / "file", os.O_CREAT | os.O_WRONLY | os.O_DIRECT)) as file:
+        for size in sizes:
+            file.write(view[at : at + size])
+            at += size
+        file.settle()
+    assert (tmp_path / "file").read_bytes() == data
+
+
+@pytest.mark.parametrize("longest", [1, 4096, 10_000])
+def test_C7_short_writes_and_devices_that_refuse_whole_pages(tmp_path, monkeypatch, longest):
+    import errno
+
+    from headway.store import durable
+
+    true, refused = os.pwrite, []
+
+    def pwrite(descriptor, view, at):
+        if not refused:
+            refused.append(at)
+            raise OSError(errno.EINVAL, "whole pages, please")
+        return true(descriptor, view[: max(longest, len(view) // 7)], at)
+
+    monkeypatch.setattr(durable.os, "pwrite", pwrite)
+    data = np.random.default_rng(2).integers(0, 256, 3 * 2**20 + 5, dtype=np.uint8)
+    durable.DurableWriter({}, 1).write(tmp_path / "file", [memoryview(data)], len(data))
+    assert (tmp_path / "file").read_bytes() == data.tobytes()
+    assert refused

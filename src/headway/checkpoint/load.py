@@ -1,17 +1,16 @@
 """Load a state in place: any layout that was saved into any layout that is wanted, on one rank or on many.
 
 Strict: key sets equal both ways, dtype, shape, full coverage; every byte that is used was verified. Nobody holds more than its
-own share and one group of rows. All ranks end alike: with the state, or with the same error. After an error the destination
+own share and one group of rows; a rank reads one stream, since two at once cost more than they brought (docs/decisions/0005).
+All ranks end alike: with the state, or with the same error. After an error the destination
 holds a mixture and must not be trained on: load another checkpoint over it.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import threading
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -28,8 +27,6 @@ from headway.store.names import MANIFEST
 from headway.store.verify import OpenCheckpoint, open_checkpoint
 
 _POLL_SECONDS = 0.05
-READERS = 2
-"""Threads; each has some 24 MiB to read into."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,36 +62,24 @@ def load_state(directory: Path, tensors: dict[str, torch.Tensor], sources: Sourc
     """As ``load_checkpoint``, from where ``sources`` says. Together, each rank gives DTensors, or plain tensors that all have."""
     checkpoint = _open_everywhere(directory, sources)
     check_fits(checkpoint, tensors, together=sources.together)
-    shares = {name: local_share(name, tensors[name], sources.holders, together=sources.together) for name in sorted(tensors)}
-    reader, trouble = _Reader(checkpoint), ""
-    with ThreadPoolExecutor(READERS, thread_name_prefix="load") as pool:
-        reading = {name: pool.submit(reader.read, name, share) for name, share in shares.items() if share.reads}
-        for name, share in shares.items():
-            if name in reading:
-                trouble = reading[name].result() or trouble
-            share.pass_on()
+    trouble, scratch = "", new_scratch()
+    for name in sorted(tensors):
+        share = local_share(name, tensors[name], sources.holders, together=sources.together)
+        if share.reads and not trouble:
+            trouble = _read_share(checkpoint, name, share, scratch)
+        share.pass_on()
+    checkpoint.close()
     agree(trouble, together=sources.together)
     return Loaded(checkpoint.manifest, tuple(sorted(checkpoint.images)))
 
 
-class _Reader:
-    """Reads shares from several threads: one waits for the storage while another hashes and copies."""
-
-    def __init__(self, checkpoint: OpenCheckpoint):
-        self._checkpoint, self._mine, self._spoiled = checkpoint, threading.local(), False
-
-    def read(self, name: str, share: LocalShare) -> str:
-        """Empty, or what went wrong: with several ranks it is told once all have sent what others wait for."""
-        if self._spoiled:
-            return ""
-        if not hasattr(self._mine, "scratch"):
-            self._mine.scratch = new_scratch()
-        try:
-            load_rectangle(self._checkpoint, name, share.values, share.offset, self._mine.scratch)
-        except HeadwayError as error:
-            self._spoiled = True
-            return error.problems[0].seen
-        return ""
+def _read_share(checkpoint: OpenCheckpoint, name: str, share: LocalShare, scratch: np.ndarray) -> str:
+    """Empty, or what went wrong: with several ranks it is told once all have sent what others wait for."""
+    try:
+        load_rectangle(checkpoint, name, share.values, share.offset, scratch)
+    except HeadwayError as error:
+        return error.problems[0].seen
+    return ""
 
 
 def _open_everywhere(directory: Path, sources: Sources) -> OpenCheckpoint:

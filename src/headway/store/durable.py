@@ -62,7 +62,7 @@ class DurableWriter:
         fsync_directory(path.parent)
 
     def _stream(self, file: PlainFile, pieces: Iterable[memoryview | bytes], total_bytes: int) -> None:
-        half, written = total_bytes // 2, 0
+        half, written = file.stop_before(total_bytes // 2), 0
         for piece in pieces:
             view = memoryview(piece)
             if Stage.PARTIAL in self.points and written <= half < written + len(view):
@@ -99,6 +99,10 @@ class PlainFile:
 
     def settle(self) -> None:
         """Everything that was handed over is with the kernel."""
+
+    def stop_before(self, at: int) -> int:
+        """The last place up to ``at`` where one may settle and go on without losing speed."""
+        return at
 
     def close(self) -> None:
         os.close(self.descriptor)
@@ -142,6 +146,9 @@ class DirectFile(PlainFile):
         self._hand_over()
         while self._flying:
             self._flying.popleft().result()
+
+    def stop_before(self, at: int) -> int:
+        return at // PAGE * PAGE
 
     def close(self) -> None:
         self._pool.shutdown()

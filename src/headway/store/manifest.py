@@ -126,17 +126,18 @@ def content_digest(tensors: dict[str, TensorEntry]) -> str:
 
 def join_chunks(receipts: list[Receipt]) -> dict[str, TensorEntry]:
     """The tensors of all receipts, chunks put together. Ranks must agree on dtype and shape."""
-    joined: dict[str, TensorEntry] = {}
+    kinds: dict[str, TensorEntry] = {}
+    chunks: dict[str, list[Chunk]] = {}
     for receipt in receipts:
         for name, entry in receipt.tensors.items():
-            seen = joined.get(name, dataclasses.replace(entry, chunks=()))
+            seen = kinds.setdefault(name, entry)
             if (seen.dtype, seen.shape) != (entry.dtype, entry.shape):
                 raise RunError(
                     f"ranks disagree on {name}: {seen.dtype} {seen.shape} and {entry.dtype} {entry.shape} (rank {receipt.rank})",
                     "a tensor has one dtype and one global shape on all ranks",
                 )
-            joined[name] = dataclasses.replace(seen, chunks=seen.chunks + entry.chunks)
-    return joined
+            chunks.setdefault(name, []).extend(entry.chunks)
+    return {name: dataclasses.replace(kinds[name], chunks=tuple(found)) for name, found in chunks.items()}
 
 
 def state_digest(receipts: list[Receipt]) -> str:

@@ -38,6 +38,7 @@ from headway.store.manifest import (
     load_receipt,
 )
 from headway.store.names import parse_name
+from headway.store.readahead import ReadAhead
 from headway.store.rectangle import rectangle_key
 
 REASONS_PER_FILE = 3
@@ -69,8 +70,24 @@ class OpenCheckpoint:
         """Bytes of a chunk from ``start_bytes`` on, as many as ``out`` (uint8, flat) holds, proven, straight to their place."""
         if chunk.file in self.images:
             np.copyto(out, self.read(chunk, start_bytes, start_bytes + len(out)))
-        else:
-            _read_blocks_into(self.directory, chunk, start_bytes, out)
+            return
+        path = self.directory / chunk.file
+        try:
+            if chunk.file not in self._files:  # stays open, so that it is read ahead from one tensor to the next
+                self._files[chunk.file] = ReadAhead(path)
+            _read_blocks_into(self._files[chunk.file], path, chunk, start_bytes, out)
+        except FileNotFoundError as error:
+            raise RunError(f"{path.name} is missing", f"path: {path}", "use an older checkpoint") from error
+        except OSError as error:
+            raise from_os_error(error, path, "cannot read checkpoint data") from error
+
+    def close(self) -> None:
+        """Close the files that ``read_into`` opened."""
+        for file in self._files.values():
+            file.close()
+        self._files.clear()
+
+    _files: dict[str, ReadAhead] = field(default_factory=dict)
 
 
 class Pages(Enum):
@@ -149,21 +166,19 @@ def read_span(directory: Path, chunk: Chunk, start_bytes: int, stop_bytes: int, 
     return buffer[start_bytes - begin : stop_bytes - begin]
 
 
-def _read_blocks_into(directory: Path, chunk: Chunk, start_bytes: int, out: np.ndarray) -> None:
-    """Whole blocks are read to where they belong and proven there, while they are still in the cache; the ends go by a detour."""
-    path, stop_bytes = directory / chunk.file, start_bytes + len(out)
-    with _opened(path) as descriptor:
-        for index in range(start_bytes // BLOCK_BYTES, -(-stop_bytes // BLOCK_BYTES)):
-            begin = index * BLOCK_BYTES
-            end = min(begin + BLOCK_BYTES, chunk.nbytes)
-            is_whole = start_bytes <= begin and end <= stop_bytes
-            block = out[begin - start_bytes : end - start_bytes] if is_whole else np.empty(end - begin, np.uint8)
-            _read_exactly(descriptor, block, chunk.at + begin, chunk.file)
-            os.posix_fadvise(descriptor, chunk.at + begin, block.nbytes, os.POSIX_FADV_DONTNEED)  # see ``Pages``
-            _prove(block, chunk, index, f"path: {path}")
-            if not is_whole:
-                first, last = max(begin, start_bytes), min(end, stop_bytes)
-                out[first - start_bytes : last - start_bytes] = block[first - begin : last - begin]
+def _read_blocks_into(file: ReadAhead, path: Path, chunk: Chunk, start_bytes: int, out: np.ndarray) -> None:
+    """Whole blocks are copied to where they belong and proven there, while they are in the cache; the ends go by a detour."""
+    stop_bytes = start_bytes + len(out)
+    for index in range(start_bytes // BLOCK_BYTES, -(-stop_bytes // BLOCK_BYTES)):
+        begin = index * BLOCK_BYTES
+        end = min(begin + BLOCK_BYTES, chunk.nbytes)
+        is_whole = start_bytes <= begin and end <= stop_bytes
+        block = out[begin - start_bytes : end - start_bytes] if is_whole else np.empty(end - begin, np.uint8)
+        file.copy(chunk.at + begin, block)
+        _prove(block, chunk, index, f"path: {path}")
+        if not is_whole:
+            first, last = max(begin, start_bytes), min(end, stop_bytes)
+            out[first - start_bytes : last - start_bytes] = block[first - begin : last - begin]
 
 
 def _proven_span(image: np.ndarray, chunk: Chunk, start_bytes: int, stop_bytes: int) -> np.ndarray:
