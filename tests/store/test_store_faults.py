@@ -13,7 +13,7 @@ from headway.base.errors import EnvironmentFault
 from headway.base.failpoints import SAVE_POINTS, arm, disarm
 from headway.store.admissible import choose
 
-CAUSES = {"disk_full": "No space left on device", "io_error": "Input/output error"}
+CAUSES = {"disk_full": "No space left on device", "quota": "Disk quota exceeded", "io_error": "Input/output error"}
 
 
 @pytest.fixture(autouse=True)

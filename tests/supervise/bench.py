@@ -20,7 +20,7 @@ from headway.supervise.options import SuperviseOptions
 STANDIN = Path(__file__).with_name("standin.py")
 
 
-def choose_file(run: RunDirectory, chain: list[Segment]) -> Choice:
+def choose_file(run: RunDirectory, chain: list[Segment], refused: dict[str, str] | None = None) -> Choice:
     """As ``store.admissible.choose``, for checkpoints that are one file; content other than "whole" is damage."""
     names = sorted((n for p in run.checkpoints.iterdir() if (n := parse_name(p.name))), reverse=True)
     rejected = []

@@ -107,12 +107,18 @@ def perform(run, scripts: list[list[object]], on_record=None, step_seconds: floa
     return outcome, stage
 
 
+asked: list[dict[str, str]] = []
+"""What each choice was told to pass over."""
+
+
 @pytest.fixture
 def choices(monkeypatch) -> list[Choice | Exception]:
     """What ``choose`` answers, in turn; the last answer stays."""
     answers: list[Choice | Exception] = [Choice(checkpoint=None, segment=None, step=0, rejected=[])]
+    asked.clear()
 
-    def answer(run, chain):
+    def answer(run, chain, refused=None):
+        asked.append(dict(refused or {}))
         value = answers.pop(0) if len(answers) > 1 else answers[0]
         if isinstance(value, Exception):
             raise value
@@ -155,6 +161,28 @@ def test_F4_counts_committed_progress_as_a_fresh_choice_proves_it(run, choices):
     assert "checkpoint g0001-s00000030 (step 30) stands" in outcome.reason
     rejected = [event["checkpoint"] for event in read_events(run) if event["kind"] == "checkpoint_rejected"]
     assert rejected == ["g0001-s00000040", "g0002-s00000040", "g0003-s00000040"], "each is said once"
+
+
+def test_C2_what_a_trainer_could_not_load_is_passed_over(run, choices):
+    """Whole for the supervisor, damaged for one of the ranks: the next attempt goes on from an older one, with the reason."""
+    write_first_segment(run)
+    choices[:] = [at(1, 30), at(1, 20)]
+
+    class Refusing(Stage):
+        def launch(self, run, segment):
+            if not self.trainers:
+                problem = {"seen": "rank 1: block 3 differs", "rule": "", "way_out": "", "where": ""}
+                error = {"label": "run failed", "problems": [problem], "exit_code": 4, "refused": "g0001-s00000030"}
+                write_json(run.segment(segment) / "error.json", error)
+            return super().launch(run, segment)
+
+    clock = FakeClock()
+    options = SuperviseOptions(ttl_seconds=1000.0, poll_seconds=0.5, backoff_seconds=0.0)
+    outcome = supervise(run, options=options, launcher=Refusing(clock, [[4], ["step", "end", 0]]), clock=clock)
+    assert outcome.state == "complete"
+    assert asked[0] == {}
+    assert list(asked[1]) == ["g0001-s00000030"]
+    assert "rank 1: block 3 differs" in asked[1]["g0001-s00000030"]
 
 
 def test_F4_storage_that_keeps_damaging_the_newest_does_not_go_on_for_ever(run, choices):

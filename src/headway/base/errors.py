@@ -62,6 +62,14 @@ class RunError(HeadwayError):
     label = "run failed"
 
 
+class CheckpointRefused(RunError):
+    """A checkpoint that looked whole could not be loaded: the next attempt goes on from an older one."""
+
+    def __init__(self, checkpoint: str, cause: HeadwayError):
+        self.checkpoint = checkpoint
+        super().__init__(cause.problems)
+
+
 def from_os_error(error: OSError, path: object, doing: str) -> EnvironmentFault:
     """Turn an OSError into the map: the path and the cause are always named."""
     import errno

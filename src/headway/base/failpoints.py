@@ -40,7 +40,7 @@ STEP_POINTS = ("step.begin", "step.gradients", "step.updated", "step.recorded")
 EVALUATION_POINTS = ("evaluation.begin",)
 
 ALL = SAVE_POINTS + SNAPSHOT_POINTS + STEP_POINTS + EVALUATION_POINTS
-ACTIONS = ("kill", "disk_full", "io_error", "raise", "hang", "terminate")
+ACTIONS = ("kill", "disk_full", "quota", "io_error", "raise", "hang", "terminate")
 
 
 @dataclass(frozen=True)
@@ -141,6 +141,8 @@ def _act(fault: Fault) -> None:
         os.kill(os.getpid(), signal.SIGSTOP)
     if fault.action == "disk_full":
         raise OSError(errno.ENOSPC, "No space left on device (drill)")
+    if fault.action == "quota":
+        raise OSError(errno.EDQUOT, "Disk quota exceeded (drill)")
     if fault.action == "io_error":
         raise OSError(errno.EIO, "Input/output error (drill)")
     if fault.action == "raise":

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from headway.base.errors import HeadwayError, Problem, RunError
+from headway.base.errors import CheckpointRefused, HeadwayError, Problem, RunError
 from headway.checkpoint.replicas import LocalShare, agree, local_share, same_everywhere, wanted_anywhere
 from headway.checkpoint.tensors import CARRIERS, DTYPES, dtype_name
 from headway.store.assemble import fill, new_scratch
@@ -69,7 +69,10 @@ def load_state(directory: Path, tensors: dict[str, torch.Tensor], sources: Sourc
             trouble = _read_share(checkpoint, name, share, scratch)
         share.pass_on()
     checkpoint.close()
-    agree(trouble, together=sources.together)
+    try:
+        agree(trouble, together=sources.together)
+    except RunError as error:  # of the data: another checkpoint may be whole
+        raise CheckpointRefused(directory.name, error) from error
     return Loaded(checkpoint.manifest, tuple(sorted(checkpoint.images)))
 
 
@@ -92,7 +95,10 @@ def _open_everywhere(directory: Path, sources: Sources) -> OpenCheckpoint:
         checkpoint = open_checkpoint(directory)
     except HeadwayError as error:
         trouble = error.problems[0].seen
-    agree(trouble, together=sources.together)
+    try:
+        agree(trouble, together=sources.together)
+    except RunError as error:
+        raise CheckpointRefused(directory.name, error) from error
     assert checkpoint is not None
     same_everywhere(checkpoint.manifest.digest, "manifest", together=sources.together)
     return dataclasses.replace(checkpoint, images=dict(sources.images))

@@ -44,6 +44,8 @@ class SavePolicy:
     flush_speed: float | None = None
     linger_seconds: float = 300.0
     commit_seconds: float = 120.0
+    mirror: str | None = None
+    mirror_every: int = 1
 
     def attachment(self, segment: int, world: int, parts: tuple[Part, ...]) -> Attachment:
         return Attachment(
@@ -57,6 +59,8 @@ class SavePolicy:
             flush_speed=self.flush_speed,
             linger_seconds=self.linger_seconds,
             commit_seconds=self.commit_seconds,
+            mirror=self.mirror,
+            mirror_every=self.mirror_every,
         )
 
 
@@ -90,7 +94,7 @@ class Snapshot:
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What the writer told. ``kind``: committed, failed, pruned or retention_failed; ``fields`` as it sent them."""
+    """What the writer told. ``kind``: committed, failed, pruned, retention_failed, mirrored or mirror_failed."""
 
     kind: str
     step: int
@@ -243,7 +247,7 @@ class Saver:
                 self._open.pop(name, None)
         elif message.kind in (COMMITTED, FAILED, "crashed"):
             self._finish(name, FAILED if message.kind == "crashed" else message.kind, fields)
-        elif message.kind in ("pruned", "retention_failed"):
+        elif message.kind in ("pruned", "retention_failed", "mirrored", "mirror_failed"):
             self._told.append(Outcome(kind=message.kind, step=step, checkpoint=name, fields=fields))
 
     def _finish(self, name: str, kind: str, fields: dict[str, Any]) -> None:

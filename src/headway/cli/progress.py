@@ -172,6 +172,12 @@ class Progress:
     def _on_save_skipped(self, record: Record) -> list[str]:
         return [f"- ALARM: the save of step {record['step']} was left out: {record['reason']}"]
 
+    def _on_mirrored(self, record: Record) -> list[str]:
+        return [f"- copied step {record['step']} to the mirror in {format_seconds((record.get('mirror_ns') or 0) / 1e9)}"]
+
+    def _on_mirror_failed(self, record: Record) -> list[str]:
+        return [f"- ALARM: copying step {record['step']} to the mirror failed, training goes on: {record['error']}"]
+
     def _on_interval(self, record: Record) -> list[str]:
         """Of a deployment with checkpoints.adaptive, when the trainer changes its mind."""
         why = f": {record['reason']}" if record.get("reason") else ""

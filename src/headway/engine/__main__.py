@@ -9,7 +9,7 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
-from headway.base.errors import HeadwayError
+from headway.base.errors import CheckpointRefused, HeadwayError
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -102,7 +102,8 @@ def _leave_error(options: argparse.Namespace, error: HeadwayError) -> None:
 
     directory = options.run / "segments" / f"{options.segment:04d}"
     with contextlib.suppress(HeadwayError):  # a full disk must not change the exit code; the log has the message too
-        write_json(directory / "error.json", _described(error))
+        refused = {"refused": error.checkpoint} if isinstance(error, CheckpointRefused) else {}
+        write_json(directory / "error.json", _described(error) | refused)
 
 
 def _described(error: HeadwayError) -> dict:

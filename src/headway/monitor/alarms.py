@@ -40,7 +40,14 @@ def find_alarms(rows: list[dict], refused: Iterable[dict] = ()) -> list[Finding]
     steps = [row for row in rows if row["kind"] == "step"]
     evaluations = [row for row in rows if row["kind"] == "evaluation"]
     found = non_finite(steps) + not_applied(steps) + gradient_spikes(steps) + held_out_rises(evaluations) + slow_end(steps)
-    found += failed_saves(rows) + skipped_saves(rows) + failed_retention(rows) + stalled(rows) + rejected_checkpoints(refused)
+    found += (
+        failed_saves(rows)
+        + skipped_saves(rows)
+        + failed_retention(rows)
+        + failed_copies(rows)
+        + stalled(rows)
+        + rejected_checkpoints(refused)
+    )
     return sorted(found, key=lambda finding: finding.step)
 
 
@@ -128,6 +135,16 @@ def failed_retention(rows: list[dict]) -> list[Finding]:
     saved = max((row["step"] for row in rows if row["kind"] == "save"), default=-1)
     failed = [row for row in rows if row["kind"] == "retention_failed" and row["step"] >= saved]
     return [Finding("retention_failed", row["step"], f"deleting old checkpoints failed: {row['error']}") for row in failed]
+
+
+def failed_copies(rows: list[dict]) -> list[Finding]:
+    """A copy to the mirror that failed, unless a later one worked."""
+    copied = max((row["step"] for row in rows if row["kind"] == "mirrored"), default=-1)
+    failed = [row for row in rows if row["kind"] == "mirror_failed" and row["step"] > copied]
+    return [
+        Finding("mirror_failed", row["step"], f"copying step {row['step']} to the mirror failed: {row['error']}")
+        for row in failed
+    ]
 
 
 def stalled(rows: list[dict]) -> list[Finding]:

@@ -14,7 +14,7 @@ Order and admission follow from segment and step alone: no modification times, n
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -119,9 +119,12 @@ def _recorded_digests(run: RunDirectory, chain: list[Segment]) -> dict[str, obje
     return committed_digests(run, [segment.id for segment in chain]) | by_trainers
 
 
-def choose(run: RunDirectory, chain: list[Segment], explicit: str | None = None) -> Choice:
+def choose(
+    run: RunDirectory, chain: list[Segment], explicit: str | None = None, refused: Mapping[str, str] | None = None
+) -> Choice:
     """The newest admissible checkpoint that verifies, or exactly ``explicit``.
 
+    ``refused``: reasons by name; what a trainer could not load is passed over, although it looks whole from here.
     RunError when everything committed is damaged, or when ``explicit`` is missing, damaged or not on the chain.
     """
     if explicit is not None:
@@ -132,7 +135,7 @@ def choose(run: RunDirectory, chain: list[Segment], explicit: str | None = None)
         raise RunError("there are checkpoints, but no segments", f"path: {run.segments}", "restore the segments' directories")
     reason_of = judge(run, chain)
     for name in _candidates(run, chain, recorded):
-        reason = reason_of(str(name))
+        reason = (refused or {}).get(str(name)) or reason_of(str(name))
         if not reason:
             return Choice(checkpoint=str(name), segment=name.segment, step=name.step, rejected=rejected)
         rejected.append({"checkpoint": str(name), "reason": reason})

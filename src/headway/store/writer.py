@@ -23,7 +23,7 @@ import socket
 import sys
 import threading
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,7 @@ from headway.rundir.segments import current_chain, read_segments
 from headway.store.coordinate import Patience, commit_when_complete, leave_failure
 from headway.store.manifest import Manifest, Receipt
 from headway.store.memory import Memory
+from headway.store.mirroring import Mirroring
 from headway.store.names import CheckpointName
 from headway.store.outcomes import COMMITTED, FAILED, SEALED, OutcomeLog
 from headway.store.rectangle import Part, Rectangle, file_header, in_file_order, places
@@ -64,6 +65,8 @@ class Attachment:
     linger_seconds: float = 300.0
     commit_seconds: float = 120.0  # for the slowest rank, after the coordinator's own receipt
     flush_speed: float | None = None  # bytes per second while training goes on
+    mirror: str | None = None  # URL of the second place
+    mirror_every: int = 1  # of the committed ones, by their ordinal
 
     def retention(self) -> Retention:
         return Retention(
@@ -122,6 +125,7 @@ class Flusher:
         self._hurry = threading.Event()
         self.busy = 0  # jobs whose memory is still needed, then those not done at all
         self._lock = threading.Lock()
+        self.mirroring = Mirroring(run, clock, tell)
         threading.Thread(target=self._work, daemon=True, name="flush").start()
 
     def put(self, job: Job, memory: Memory) -> None:
@@ -157,6 +161,7 @@ class Flusher:
             self._give_up(directory, job, error)
             return
         if self._rank == 0:
+            self._mirror(job)
             self._prune(job)
 
     def _write(self, directory: Path, job: Job, memory: Memory) -> Receipt:
@@ -183,6 +188,11 @@ class Flusher:
             leave_failure(directory, self._rank, error if isinstance(error, HeadwayError) else RunError(str(error)))
         self._tell(job, FAILED, error=str(error))
 
+    def _mirror(self, job: Job) -> None:
+        url, ordinal = job.attachment.mirror, job.seal.state.get("ordinal", 0)
+        if url is not None and isinstance(ordinal, int) and ordinal % max(1, job.attachment.mirror_every) == 0:
+            self.mirroring.ask(job, url)
+
     def _prune(self, job: Job) -> None:
         began_ns = self._clock.stamp().boot_ns
         try:
@@ -190,6 +200,8 @@ class Flusher:
             if chain and chain[-1].id != job.attachment.segment:
                 return  # the trainer was replaced: the checkpoints belong to a newer segment now
             plan = plan_retention(self._run, chain, job.attachment.retention())
+            copying = self.mirroring.copying
+            plan = replace(plan, going=tuple(item for item in plan.going if item.name != copying))
             gone = carry_out(self._run, plan)
         except HeadwayError as error:
             self._tell(job, "retention_failed", error=str(error))
@@ -253,7 +265,7 @@ class Writer:
     def _is_over(self) -> bool:
         alone_ns = self._clock.stamp().boot_ns - self._alone_since_ns if self._trainer is None else 0
         linger_seconds = self._attachment.linger_seconds if self._attachment else 30.0
-        if self._flusher.busy or self._outbox:
+        if self._flusher.busy or self._flusher.mirroring.busy or self._outbox:
             return self._trainer is None and alone_ns > FINISH_SECONDS * 1e9
         if self._trainer is not None or self._waiting is not None:
             return False

@@ -26,8 +26,10 @@ from headway.rundir.processes import this_process
 from headway.rundir.segments import Segment, current_chain, read_segments, write_segment
 from headway.store.admissible import Choice, choose, saving_segments
 from headway.store.client import end_writers
+from headway.store.mirror import Mirror
+from headway.store.mirror_choice import choose_with_mirror
 from headway.supervise.attempt import Attempt, AttemptEnd, StopSignals, Watch
-from headway.supervise.causes import error_of, log_tail
+from headway.supervise.causes import error_of, error_words, log_tail
 from headway.supervise.launcher import Launcher, ProcessLauncher
 from headway.supervise.options import Outcome, SuperviseOptions
 from headway.supervise.patience import Patience
@@ -113,6 +115,7 @@ class _Supervisor:
         self._best_step = 0  # the newest step that a choice of this supervisor could prove
         self._last_end: AttemptEnd | None = None
         self._reported: set[tuple[str, str]] = set()
+        self._refused: dict[str, str] = {}  # checkpoints that a trainer could not load, with its words
 
     def run(self) -> Outcome:
         watch = self._watch
@@ -147,7 +150,7 @@ class _Supervisor:
     def _choose(self) -> Choice:
         """Where to go on from. Progress is what a fresh choice can prove, not what the trainer said."""
         await_writers(self._watch)
-        choice = choose(self._watch.run, current_chain(read_segments(self._watch.run)))
+        choice = self._find()
         for entry in choice.rejected:
             key = (entry["checkpoint"], entry["reason"])
             if key not in self._reported:
@@ -155,6 +158,17 @@ class _Supervisor:
                 self._watch.record("checkpoint_rejected", **entry)
         self._count(choice)
         return choice
+
+    def _find(self) -> Choice:
+        """The newest that is whole: here, or on the mirror, from where it is fetched."""
+        run, chain = self._watch.run, current_chain(read_segments(self._watch.run))
+        url = run.info()["deployment"].get("checkpoints", {}).get("mirror")
+        if url is None:
+            return choose(run, chain, refused=self._refused)
+        found = choose_with_mirror(run, chain, Mirror.open(url, run.info()["run_id"], self._watch.clock))
+        for text in found.notes:
+            self._watch.record("note", text=text)
+        return Choice(**{name: getattr(found, name) for name in ("checkpoint", "segment", "step", "rejected")})
 
     def _count(self, choice: Choice) -> None:
         """Only what lies beyond the best step so far is progress: else storage that damages each newest could go on for ever.
@@ -212,6 +226,9 @@ class _Supervisor:
         return Attempt(self._watch, segment.id, process).follow()
 
     def _judge(self, end: AttemptEnd) -> Outcome | None:
+        error = error_of(self._watch.run, end.segment) or {}
+        if isinstance(error.get("refused"), str):
+            self._refused[error["refused"]] = f"the trainer could not load it: {error_words(error)}"
         if end.forced == "lease lost":
             return self._lost()
         if end.end_state == "complete":

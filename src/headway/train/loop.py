@@ -170,8 +170,10 @@ def hear(run: TrainRun, outcomes: list[Outcome]) -> None:
             run.save_error = str(outcome.fields["error"])
             run.log.write("save_failed", step=outcome.step, error=run.save_error)
             run.cadence.left_out()
-        elif outcome.kind == "retention_failed":
-            run.log.write("retention_failed", step=outcome.step, error=str(outcome.fields["error"]))
+        elif outcome.kind in ("retention_failed", "mirror_failed"):
+            run.log.write(outcome.kind, step=outcome.step, error=str(outcome.fields["error"]))
+        elif outcome.kind == "mirrored":
+            run.log.write("mirrored", step=outcome.step, checkpoint=outcome.checkpoint, **outcome.fields)
 
 
 def conclude(run: TrainRun) -> None:

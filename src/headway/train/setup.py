@@ -79,7 +79,7 @@ class TrainPolicy:
 
 def save_policy(checkpoints: dict[str, Any]) -> SavePolicy:
     """From a resolved deployment; runs that were created before a key existed have its default."""
-    names = ("keep_last", "permanent_every", "keep_best", "budget", "when_busy", "flush_speed")
+    names = ("keep_last", "permanent_every", "keep_best", "budget", "when_busy", "flush_speed", "mirror", "mirror_every")
     given = {name: checkpoints[name] for name in names if name in checkpoints}
     linger = {"linger_seconds": checkpoints["snapshot_linger"]} if "snapshot_linger" in checkpoints else {}
     return SavePolicy(**given, **linger)
