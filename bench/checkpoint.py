@@ -89,6 +89,12 @@ class Ours:
         assert [outcome.kind for outcome in outcomes] == ["committed"], outcomes
         return {"blocking": blocking, "durable": time.perf_counter() - began}
 
+    def image(self) -> memoryview:
+        """Its memory: page-aligned, and as long as the data file."""
+        assert self.saver._buffer is not None
+        assert self.saver._buffer._memory is not None
+        return self.saver._buffer._memory
+
     def newest(self) -> Path:
         return max(self.run.checkpoints.glob("g*"))
 
@@ -97,37 +103,47 @@ class Ours:
         shutil.rmtree(self.run.root)
 
 
-class Image:
-    """The state's bytes in page-aligned memory, as one file."""
+class Room:
+    """Touched memory of at most 1 GiB, filled from front to back and again: three times 8 GiB do not fit everywhere."""
 
-    def __init__(self, state: State):
-        self.memory = mmap.mmap(-1, sum(tensor.nbytes for tensor in state.values()))
-        self.room = mmap.mmap(-1, len(self.memory) + BLOCK_BYTES)  # to read into; a header is longer than nothing
-        torch.frombuffer(self.memory, dtype=torch.uint8).copy_(torch.cat([t.view(-1).view(torch.uint8) for t in state.values()]))
+    def __init__(self, total_bytes: int):
+        self.memory = mmap.mmap(-1, -(-min(total_bytes + BLOCK_BYTES, GIB) // BLOCK_BYTES) * BLOCK_BYTES)
+        self.bytes = torch.frombuffer(self.memory, dtype=torch.uint8)
+        self.touch()
 
     def touch(self) -> None:
-        torch.frombuffer(self.room, dtype=torch.uint8).zero_()
+        self.bytes.zero_()
 
-    def write(self, path: Path, direct: bool) -> None:
-        """Written and fsynced, by 4 MiB; direct: past the page cache."""
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | (os.O_DIRECT if direct else 0))
-        view = memoryview(self.memory)
-        for at in range(0, len(view), BLOCK_BYTES):
-            piece = view[at : at + BLOCK_BYTES]
-            os.write(descriptor, piece if len(piece) % 4096 == 0 else piece[: len(piece) // 4096 * 4096])
-        os.fsync(descriptor)
-        os.close(descriptor)
+    def take(self, state: State) -> None:
+        """One copy of the state."""
+        sources = [tensor.view(-1).view(torch.uint8) for tensor in state.values()]
+        targets, at = [], 0
+        for source in sources:
+            at = at if at + source.numel() <= len(self.memory) else 0
+            targets.append(self.bytes[at : at + source.numel()])
+            at += source.numel()
+        torch._foreach_copy_(targets, sources)
 
 
-def raw_read(path: Path, way: str, into: mmap.mmap | None) -> None:
+def raw_write(path: Path, image: memoryview, direct: bool) -> None:
+    """Written and fsynced, by 4 MiB; direct: past the page cache."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | (os.O_DIRECT if direct else 0))
+    for at in range(0, len(image), BLOCK_BYTES):
+        os.write(descriptor, image[at : at + BLOCK_BYTES])
+    os.fsync(descriptor)
+    os.close(descriptor)
+
+
+def raw_read(path: Path, way: str, room: Room | None) -> None:
     """Every byte once: through pages of the cache that are given back at once, or past it.
 
-    ``into``: memory of the file's size; None: all into the same 4 MiB, as one who only looks.
+    ``room``: where the bytes go; None: all into the same 4 MiB, as one who only looks.
     """
     descriptor = os.open(path, os.O_RDONLY | (os.O_DIRECT if way == "direct" else 0))
     os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_SEQUENTIAL)
     small, at = mmap.mmap(-1, BLOCK_BYTES), 0
-    while count := os.preadv(descriptor, [small if into is None else memoryview(into)[at : at + BLOCK_BYTES]], at):
+    view = memoryview(small if room is None else room.memory)
+    while count := os.preadv(descriptor, [view[at % len(view) :][:BLOCK_BYTES]], at):
         if way == "dropped":
             os.posix_fadvise(descriptor, at, count, os.POSIX_FADV_DONTNEED)
         at += count
@@ -140,29 +156,32 @@ def median(values: list[float]) -> float:
 
 def speeds(root: Path, total_bytes: int, rounds: int) -> dict[str, Any]:
     """Save and load against memcpy and the raw disk."""
-    state = make_state(total_bytes)
-    copies = {name: torch.zeros_like(tensor) for name, tensor in state.items()}
-    image = Image(state)
+    state, room = make_state(total_bytes), Room(total_bytes)
+    copies = {name: torch.zeros_like(tensor) for name, tensor in state.items()} if total_bytes <= 2 * GIB else state
     ours, times = Ours(root / "ours", state), dict[str, list[float]]()
+    image = ours.image()
 
-    def copy() -> None:
-        torch._foreach_copy_(list(copies.values()), list(state.values()))
+    def warm_copies() -> None:
+        for tensor in copies.values():
+            tensor.mul_(1.0)
 
     def nothing() -> None:
         pass
 
     shuffled = random.Random(0)
     for number in range(rounds + 1):
-        measured = {"memcpy": seconds(copy)}
+        measured = {"memcpy": seconds(lambda: room.take(state))}
         measured |= {f"save_{name}": value for name, value in ours.save().items()}
         saved = ours.newest()
         file = saved / "rank00000.safetensors"
         ways: dict[str, tuple[Callable[[], object], Callable[[], object]]] = {
-            "load": (copy, lambda c=saved: load_checkpoint(c, copies)),
+            "load": (warm_copies, lambda c=saved: load_checkpoint(c, copies)),
             "look_dropped": (nothing, lambda f=file: raw_read(f, "dropped", None)),
         }
-        ways |= {f"read_{way}": (image.touch, lambda f=file, w=way: raw_read(f, w, image.room)) for way in ("dropped", "direct")}
-        ways |= {f"write_{way}": (nothing, lambda w=way: image.write(root / "raw", w == "direct")) for way in ("plain", "direct")}
+        ways |= {f"read_{way}": (room.touch, lambda f=file, w=way: raw_read(f, w, room)) for way in ("dropped", "direct")}
+        ways |= {
+            f"write_{way}": (nothing, lambda w=way: raw_write(root / "raw", image, w == "direct")) for way in ("plain", "direct")
+        }
         for name in shuffled.sample(sorted(ways), len(ways)):
             warm, work = ways[name]
             drop_cached(saved)
@@ -219,16 +238,23 @@ def peers(root: Path, total_bytes: int, rounds: int) -> dict[str, Any]:
 
     ours = Ours(root / "ours", state)
     ways: dict[str, Callable[[], dict[str, float]]] = {"ours": ours.save, "torch_save": torch_save, "dcp_sync": dcp_sync}
-    ways |= {f"dcp_{kind.value}": lambda k=kind: dcp_async(k) for kind in AsyncCheckpointerType}
+    for kind in AsyncCheckpointerType:
+        if total_bytes <= 2 * GIB or kind is AsyncCheckpointerType.THREAD:  # a process takes another copy of the state
+            ways[f"dcp_{kind.value}"] = lambda k=kind: dcp_async(k)
     times: dict[str, dict[str, list[float]]] = {name: {"blocking": [], "durable": []} for name in ways}
-    for number in range(rounds + 1):
-        for name, way in ways.items():
-            for what, value in way().items():
-                if number:
-                    times[name][what].append(value)
-            shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
-            gc.collect()
-    ours.close()
+    turns = [[name] for name in ways] if total_bytes > 2 * GIB else [list(ways)]  # one after the other where memory is short
+    for turn in turns:
+        for number in range(rounds + 1):
+            for name in turn:
+                for what, value in ways[name]().items():
+                    if number:
+                        times[name][what].append(value)
+                shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+                gc.collect()
+        if turn == ["ours"]:
+            ours.close()
+    if len(turns) == 1:
+        ours.close()
     dist.destroy_process_group()
     middle = {name: {what: median(values) for what, values in of.items()} for name, of in times.items()}
     result: dict[str, Any] = {"seconds_of_each": middle}

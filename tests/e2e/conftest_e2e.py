@@ -113,11 +113,13 @@ class Bench:
         path.write_text(self.recipe_text)
         return freeze(load_recipe(path, list(overrides)).recipe, DataManifest.load(self.data))
 
-    def run(self, where: Path, faults: list[dict] | None = None, every_steps: int = 4, overrides=()) -> RunDirectory:
+    def run(
+        self, where: Path, faults: list[dict] | None = None, every_steps: int = 4, overrides=(), checkpoints: dict | None = None
+    ) -> RunDirectory:
         deployment = Deployment.model_validate(
             {
                 "threads": 1,
-                "checkpoints": {"every_steps": every_steps, "keep_last": 3, "when_busy": "wait"},  # steps are shorter than saves
+                "checkpoints": {"every_steps": every_steps, "keep_last": 3, "when_busy": "wait"} | (checkpoints or {}),
                 "state_digest_every": 1,
             }
         )

@@ -63,12 +63,12 @@ def load_state(directory: Path, tensors: dict[str, torch.Tensor], sources: Sourc
     checkpoint = _open_everywhere(directory, sources)
     check_fits(checkpoint, tensors, together=sources.together)
     trouble, scratch = "", new_scratch()
-    for name in sorted(tensors):
-        share = local_share(name, tensors[name], sources.holders, together=sources.together)
-        if share.reads and not trouble:
-            trouble = _read_share(checkpoint, name, share, scratch)
-        share.pass_on()
-    checkpoint.close()
+    with checkpoint.ahead:
+        for name in sorted(tensors):
+            share = local_share(name, tensors[name], sources.holders, together=sources.together)
+            if share.reads and not trouble:
+                trouble = _read_share(checkpoint, name, share, scratch)
+            share.pass_on()
     try:
         agree(trouble, together=sources.together)
     except RunError as error:  # of the data: another checkpoint may be whole

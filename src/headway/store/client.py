@@ -105,7 +105,7 @@ class WriterClient:
 
     def bye(self) -> None:
         """It finishes what is sealed, and ends."""
-        self._tell("bye")
+        self._tell("end")
         self._channel.close()
         if self._process is not None and self._process.poll() is None:
             with contextlib.suppress(subprocess.TimeoutExpired):

@@ -79,22 +79,23 @@ def compare(a: Path, b: Path, progress: Callable[[str], None] | None = None) -> 
     reader = _Reader(left, right)
     names = sorted(left.tensors.keys() | right.tensors.keys())
     differences, by_digest, bytes_read = [], 0, 0
-    for name in names:
-        one, other = left.tensors.get(name), right.tensors.get(name)
-        if one is None or other is None:
-            differences.append(Difference(name=name, what=ONLY_B if one is None else ONLY_A, a=one, b=other))
-        elif one.shape != other.shape:
-            differences.append(Difference(name=name, what=SHAPE, a=one, b=other))
-        elif tensor_digest(one) == tensor_digest(other):
-            by_digest += 1
-        else:
-            if progress is not None:
-                progress(name)
-            distance = reader.distance(name)
-            bytes_read += tensor_bytes(one.dtype, one.shape) + tensor_bytes(other.dtype, other.shape)
-            if one.dtype != other.dtype or distance.differing:
-                what = VALUES if one.dtype == other.dtype else DTYPE
-                differences.append(Difference(name=name, what=what, a=one, b=other, distance=distance))
+    with left.ahead, right.ahead:
+        for name in names:
+            one, other = left.tensors.get(name), right.tensors.get(name)
+            if one is None or other is None:
+                differences.append(Difference(name=name, what=ONLY_B if one is None else ONLY_A, a=one, b=other))
+            elif one.shape != other.shape:
+                differences.append(Difference(name=name, what=SHAPE, a=one, b=other))
+            elif tensor_digest(one) == tensor_digest(other):
+                by_digest += 1
+            else:
+                if progress is not None:
+                    progress(name)
+                distance = reader.distance(name)
+                bytes_read += tensor_bytes(one.dtype, one.shape) + tensor_bytes(other.dtype, other.shape)
+                if one.dtype != other.dtype or distance.differing:
+                    what = VALUES if one.dtype == other.dtype else DTYPE
+                    differences.append(Difference(name=name, what=what, a=one, b=other, distance=distance))
     return Comparison(
         a=left, b=right, differences=tuple(differences), tensors=len(names), by_digest=by_digest, bytes_read=bytes_read
     )

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import count
 
@@ -39,12 +40,14 @@ class ChoiceAnywhere(Choice):
     notes: tuple[str, ...] = ()
 
 
-def choose_with_mirror(run: RunDirectory, chain: list[Segment], mirror: Mirror, explicit: str | None = None) -> ChoiceAnywhere:
-    """As ``choose``, over both places; a checkpoint that only the mirror has whole is fetched.
+def choose_with_mirror(
+    run: RunDirectory, chain: list[Segment], mirror: Mirror, explicit: str | None = None, refused: Mapping[str, str] | None = None
+) -> ChoiceAnywhere:
+    """As ``choose``, over both places; a checkpoint that only the mirror has whole is fetched. What is ``refused`` is in neither.
 
     RunError as there; EnvironmentFault when nothing here can be used and the mirror cannot be asked, or this disk is full.
     """
-    search = _Search(run, chain, mirror)
+    search = _Search(run, chain, mirror, dict(refused or {}))
     choice = search.exactly(explicit) if explicit is not None else search.newest()
     clear_downloads(run.checkpoints)
     return choice
@@ -73,6 +76,7 @@ class _Search:
     run: RunDirectory
     chain: list[Segment]
     mirror: Mirror
+    refused: dict[str, str] = field(default_factory=dict)
     rejected: list[dict[str, str]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     fetched: bool = False
@@ -125,6 +129,8 @@ class _Search:
 
     def _refuse(self, name: str, absent_here: str | None) -> _Refusal | None:
         """None when it is here and whole now, fetched if need be. ``absent_here``: why it is known not to be."""
+        if name in self.refused:
+            return _Refusal(self.refused[name], "not asked")
         here = absent_here or reason_against(self.run, self.chain, name)
         there = self._fetch(name, here) if here else ""
         return _Refusal(here, there) if there else None

@@ -25,13 +25,20 @@ class Mirroring:
     def __init__(self, run: RunDirectory, clock: Clock, tell: Callable[..., None]):
         self._run, self._clock, self._tell = run, clock, tell
         self._due: tuple[Any, str] | None = None
-        self.copying: str | None = None  # its directory must not be deleted meanwhile
+        self._copying: str | None = None
         self._changed = threading.Condition()
         self._started = False
 
     @property
     def busy(self) -> bool:
-        return self._due is not None or self.copying is not None
+        return bool(self.needed)
+
+    @property
+    def needed(self) -> set[str]:
+        """Checkpoints that are being copied, or will be: their directories must not be deleted meanwhile."""
+        with self._changed:
+            due = {str(self._due[0].name)} if self._due is not None else set()
+            return due | ({self._copying} if self._copying is not None else set())
 
     def ask(self, job: Any, url: str) -> None:
         """Copy the checkpoint of ``job`` (its ``name``) as soon as the one under way is done."""
@@ -48,7 +55,7 @@ class Mirroring:
                 self._changed.wait_for(lambda: self._due is not None)
                 assert self._due is not None
                 (job, url), self._due = self._due, None
-                self.copying = str(job.name)
+                self._copying = str(job.name)
             began_ns = self._clock.stamp().boot_ns
             try:
                 sent_bytes = self._copy(str(job.name), url)
@@ -59,7 +66,8 @@ class Mirroring:
             except Exception as error:  # a fault of a storage's own client: training and later copies go on
                 self._tell(job, "mirror_failed", error=f"{type(error).__name__}: {error}")
             finally:
-                self.copying = None
+                with self._changed:
+                    self._copying = None
 
     def _copy(self, name: str, url: str) -> int:
         mirror = Mirror.open(url, self._run.info()["run_id"], self._clock)

@@ -52,6 +52,8 @@ class OpenCheckpoint:
     manifest: Manifest
     receipts: tuple[Receipt, ...]
     tensors: dict[str, TensorEntry]
+    ahead: ReadAhead
+    """What ``read_into`` reads with: close it when done."""
     images: dict[str, memoryview] = field(default_factory=dict)
     """Data files that a writer of this host still holds in memory, by name: read from there, verified all the same. One that
     proves wrong is dropped, and the file on the storage takes its place."""
@@ -73,21 +75,11 @@ class OpenCheckpoint:
             return
         path = self.directory / chunk.file
         try:
-            if chunk.file not in self._files:  # stays open, so that it is read ahead from one tensor to the next
-                self._files[chunk.file] = ReadAhead(path)
-            _read_blocks_into(self._files[chunk.file], path, chunk, start_bytes, out)
+            _read_blocks_into(self.ahead, path, chunk, start_bytes, out)
         except FileNotFoundError as error:
             raise RunError(f"{path.name} is missing", f"path: {path}", "use an older checkpoint") from error
         except OSError as error:
             raise from_os_error(error, path, "cannot read checkpoint data") from error
-
-    def close(self) -> None:
-        """Close the files that ``read_into`` opened."""
-        for file in self._files.values():
-            file.close()
-        self._files.clear()
-
-    _files: dict[str, ReadAhead] = field(default_factory=dict)
 
 
 class Pages(Enum):
@@ -122,7 +114,8 @@ def open_checkpoint(directory: Path) -> OpenCheckpoint:
     check_coverage(tensors)
     if content_digest(tensors) != manifest.state_digest:
         raise RunError("receipts and manifest disagree on the digest of the state", f"path: {directory}")
-    return OpenCheckpoint(directory=directory, manifest=manifest, receipts=receipts, tensors=tensors)
+    ahead = ReadAhead(directory)
+    return OpenCheckpoint(directory=directory, manifest=manifest, receipts=receipts, tensors=tensors, ahead=ahead)
 
 
 def verify(directory: Path, *, pages: Pages = Pages.KEPT, progress: Callable[[int], None] | None = None) -> Verdict:
@@ -166,7 +159,7 @@ def read_span(directory: Path, chunk: Chunk, start_bytes: int, stop_bytes: int, 
     return buffer[start_bytes - begin : stop_bytes - begin]
 
 
-def _read_blocks_into(file: ReadAhead, path: Path, chunk: Chunk, start_bytes: int, out: np.ndarray) -> None:
+def _read_blocks_into(ahead: ReadAhead, path: Path, chunk: Chunk, start_bytes: int, out: np.ndarray) -> None:
     """Whole blocks are copied to where they belong and proven there, while they are in the cache; the ends go by a detour."""
     stop_bytes = start_bytes + len(out)
     for index in range(start_bytes // BLOCK_BYTES, -(-stop_bytes // BLOCK_BYTES)):
@@ -174,7 +167,9 @@ def _read_blocks_into(file: ReadAhead, path: Path, chunk: Chunk, start_bytes: in
         end = min(begin + BLOCK_BYTES, chunk.nbytes)
         is_whole = start_bytes <= begin and end <= stop_bytes
         block = out[begin - start_bytes : end - start_bytes] if is_whole else np.empty(end - begin, np.uint8)
-        file.copy(chunk.at + begin, block)
+        ahead.copy(
+            chunk.file, chunk.at + begin, block, until=chunk.at + min(-(-stop_bytes // BLOCK_BYTES) * BLOCK_BYTES, chunk.nbytes)
+        )
         _prove(block, chunk, index, f"path: {path}")
         if not is_whole:
             first, last = max(begin, start_bytes), min(end, stop_bytes)

@@ -121,9 +121,9 @@ class Flusher:
 
     def __init__(self, run: RunDirectory, rank: int, clock: Clock, tell: Any):
         self._run, self._rank, self._clock, self._tell = run, rank, clock, tell
-        self._jobs: queue.Queue[tuple[Job, Memory] | None] = queue.Queue()
+        self._jobs: queue.Queue[tuple[Job, Memory]] = queue.Queue()
         self._hurry = threading.Event()
-        self.busy = 0  # jobs whose memory is still needed, then those not done at all
+        self.busy = 0  # jobs not done: being written, committed or pruned
         self._lock = threading.Lock()
         self.mirroring = Mirroring(run, clock, tell)
         threading.Thread(target=self._work, daemon=True, name="flush").start()
@@ -138,8 +138,8 @@ class Flusher:
 
     def _work(self) -> None:
         _lower_priority()
-        while (item := self._jobs.get()) is not None:
-            job, memory = item
+        while True:
+            job, memory = self._jobs.get()
             try:
                 self._flush(job, memory)
             except BaseException as error:
@@ -200,8 +200,7 @@ class Flusher:
             if chain and chain[-1].id != job.attachment.segment:
                 return  # the trainer was replaced: the checkpoints belong to a newer segment now
             plan = plan_retention(self._run, chain, job.attachment.retention())
-            copying = self.mirroring.copying
-            plan = replace(plan, going=tuple(item for item in plan.going if item.name != copying))
+            plan = replace(plan, going=tuple(item for item in plan.going if item.name not in self.mirroring.needed))
             gone = carry_out(self._run, plan)
         except HeadwayError as error:
             self._tell(job, "retention_failed", error=str(error))
@@ -316,9 +315,6 @@ class Writer:
             self._flusher.put(job, self._memory)
         elif kind == "hurry":
             self._flusher.hurry(bool(body.get("on", True)))
-        elif kind == "bye":
-            self._ending = True
-            self._flusher.hurry(True)
 
     def _lend(self, channel: Channel) -> None:
         if self._memory is None:

@@ -165,7 +165,8 @@ class _Supervisor:
         url = run.info()["deployment"].get("checkpoints", {}).get("mirror")
         if url is None:
             return choose(run, chain, refused=self._refused)
-        found = choose_with_mirror(run, chain, Mirror.open(url, run.info()["run_id"], self._watch.clock))
+        mirror = Mirror.open(url, run.info()["run_id"], self._watch.clock)
+        found = choose_with_mirror(run, chain, mirror, refused=self._refused)
         for text in found.notes:
             self._watch.record("note", text=text)
         return Choice(**{name: getattr(found, name) for name in ("checkpoint", "segment", "step", "rejected")})

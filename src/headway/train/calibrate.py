@@ -6,6 +6,7 @@ Whole updates of the real step on random tokens: what it times is what will run.
 from __future__ import annotations
 
 import secrets
+import shutil
 import statistics
 import time
 from collections.abc import Callable
@@ -120,8 +121,9 @@ def blocking_seconds(trainee: Trainee, run: RunDirectory) -> list[float]:
         for step in range(1, SAVES + 1):
             snapshot = saver.save(step, trainee.state(), {})
             saver.settle()
-            if snapshot is not None:
-                seconds.append(snapshot.blocking_ns / 1e9)
+            assert snapshot is not None, "nothing is under way"
+            seconds.append(snapshot.blocking_ns / 1e9)
+            shutil.rmtree(run.checkpoints / snapshot.name)
         return seconds
     finally:
         saver.close(stays=False)

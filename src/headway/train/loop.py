@@ -142,7 +142,7 @@ def save(run: TrainRun) -> None:
         "cursor": cursor(run, run.step),
         "tokens": run.schedule.tokens_before(run.step),
         "updates": run.trainee.updates,
-        "ordinal": run.committed_saves + run.saver.under_way + 1,
+        "ordinal": run.ordinal + 1,
         "environment": run.environment,
         "spec_digest": run.spec.digest(),
     }
@@ -155,6 +155,7 @@ def save(run: TrainRun) -> None:
     if snapshot is None:
         run.log.write("save_skipped", step=run.step, reason="the save before it is still being written")
         return run.cadence.left_out()
+    run.ordinal += 1
     run.log.write("snapshot", step=run.step, checkpoint=snapshot.name, bytes=snapshot.nbytes, blocking_ns=snapshot.blocking_ns)
     run.cadence.snapshot_taken(run.step, snapshot.blocking_ns)
 
@@ -163,11 +164,12 @@ def hear(run: TrainRun, outcomes: list[Outcome]) -> None:
     """Put on record what became of earlier saves; training goes on, whatever it is."""
     for outcome in outcomes:
         if outcome.kind == COMMITTED:
-            run.committed_step, run.committed_saves = outcome.step, run.committed_saves + 1
+            run.committed_step = outcome.step
             run.log.write("save", step=outcome.step, checkpoint=outcome.checkpoint, **outcome.fields)
             run.cadence.committed(outcome.step, outcome.fields["flush_ns"])
         elif outcome.kind == FAILED:
             run.save_error = str(outcome.fields["error"])
+            run.ordinal -= not run.saver.under_way  # else the number after it is given already
             run.log.write("save_failed", step=outcome.step, error=run.save_error)
             run.cadence.left_out()
         elif outcome.kind in ("retention_failed", "mirror_failed"):

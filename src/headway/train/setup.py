@@ -106,7 +106,7 @@ class TrainRun:
     environment: dict[str, Any]
     step: int = 0
     committed_step: int = 0  # of the newest checkpoint that is known to be committed
-    committed_saves: int = 0  # along the chain
+    ordinal: int = 0  # of the newest save along the chain, counted from 1; one that failed gives its number back
     save_error: str = ""  # of the newest save that failed
     skipped: int = 0  # updates left out in a row because the gradient was not finite; 0 in every checkpoint
     owes: bool = False  # a stop came before an evaluation or a sample of this step was on record
@@ -210,7 +210,7 @@ def restore(run: TrainRun) -> None:
         manifest, from_memory = loaded.manifest, bool(loaded.from_memory)
         check_cursor(run, manifest)
         run.step, run.trainee.updates = manifest.step, manifest.state["updates"]
-        run.committed_step, run.committed_saves = manifest.step, manifest.state.get("ordinal", 0)
+        run.committed_step, run.ordinal = manifest.step, manifest.state.get("ordinal", 0)
         restore_step(run.trainee.optimizer, run.trainee.updates)
         run.trainee.compute.refresh()
         changed = differences(manifest.state["environment"], run.environment)
