@@ -75,7 +75,7 @@ def small_disk(tmp_path):
 @pytest.mark.parametrize("look_first", [True, False], ids=["preflight", "while writing"])
 def test_C7_a_real_full_disk(small_disk, monkeypatch, look_first):
     if not look_first:
-        monkeypatch.setattr("headway.store.save._preflight", lambda directory, needed_bytes: None)
+        monkeypatch.setattr("headway.store.save.require_room", lambda directory, needed_bytes: None)
     run = make_run(small_disk / "run")
     save(run, 1, 1)
     large = {"x": np.zeros(1 << 18, np.float32)}

@@ -86,14 +86,14 @@ def test_what_the_read_back_found_damaged_stays_as_evidence_and_is_no_generation
 
 def test_evidence_is_kept_although_the_disk_is_too_full_to_note_it(run, monkeypatch):
     damage(run, "g0001-s00000050")
-    append = retention.append_record
+    append = retention.append_stamped
 
-    def full(run, file, record):
-        if file == "rejected.jsonl":
+    def full(path, record):
+        if path.name == "rejected.jsonl":
             raise EnvironmentFault("cannot append record: No space left on device")
-        append(run, file, record)
+        append(path, record)
 
-    monkeypatch.setattr(retention, "append_record", full)
+    monkeypatch.setattr(retention, "append_stamped", full)
     apply_retention(run, chain_of(run), Retention(keep_last=1))
     assert kept_steps(run) == [40, 50], "space was freed all the same"
 

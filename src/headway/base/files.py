@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import secrets
@@ -26,6 +27,14 @@ def write_all(descriptor: int, data: bytes | memoryview) -> None:
     view = memoryview(data).cast("B")
     while len(view):
         view = view[os.write(descriptor, view) :]
+
+
+def require_room(directory: Path, needed_bytes: int) -> None:
+    """OSError at once where so much cannot fit. Others write too, so a full disk is handled all the same while writing."""
+    free = os.statvfs(directory)
+    free_bytes = free.f_bavail * free.f_frsize
+    if free.f_blocks and free_bytes < needed_bytes:
+        raise OSError(errno.ENOSPC, f"{os.strerror(errno.ENOSPC)}: {needed_bytes:,} bytes needed, {free_bytes:,} free")
 
 
 def unique_sibling(path: Path) -> Path:

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from headway.base.clocks import SystemClock
 from headway.base.digests import canonical_json
 from headway.base.errors import from_os_error
 from headway.base.files import fsync_directory, write_all
@@ -72,6 +73,15 @@ class RecordWriter:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
+
+
+def append_stamped(path: Path, record: dict[str, Any]) -> None:
+    """One durable line, with the time: for files that are written seldom, by whoever has something to say."""
+    writer = RecordWriter(path, durable=True)
+    try:
+        writer.append({**record, "stamp": SystemClock().stamp().to_json()})
+    finally:
+        writer.close()
 
 
 @dataclass(frozen=True)

@@ -103,7 +103,12 @@ class Outcome:
 
 
 class Saver:
-    """One rank's saves. Create it early (``start``), give it the state (``attach``), then ``save`` at step boundaries."""
+    """One rank's saves.
+
+    Saver(...)    finds the writer of an earlier trainer      images(name)    what of a checkpoint lies in its memory
+    attach(state) asks for memory, or starts a writer         prepare()       waits for it
+    save(...)     at step boundaries                          poll, settle    what became of it         close
+    """
 
     def __init__(self, place: Place, policy: SavePolicy, clock: Clock | None = None):
         self._place, self._policy, self._clock = place, policy, clock or SystemClock()

@@ -10,9 +10,6 @@ from cyclopts import Parameter
 from headway.base.errors import EXIT_FINDINGS, EXIT_OK, EnvironmentFault
 from headway.cli.options import Json, RunArgument
 
-PATIENCE_BEATS = 2.5
-"""An owner that moves its counter within so many of its beats is alive; as ``headway status`` judges."""
-
 
 def prune(
     run: RunArgument,
@@ -50,9 +47,9 @@ def prune(
 def refuse_if_owned(run: Any) -> None:
     """Somebody who owns the run prunes it himself."""
     from headway.base.clocks import SystemClock
-    from headway.rundir.lease import beat_seconds, observe
+    from headway.rundir.lease import glance_seconds, observe
 
-    view = observe(run, PATIENCE_BEATS * beat_seconds(run), SystemClock())
+    view = observe(run, glance_seconds(run), SystemClock())
     if view.state == "held":
         raise EnvironmentFault(
             f"{run.root} is owned by process {view.owner.get('pid', '?')} on {view.owner.get('host', '?')}",

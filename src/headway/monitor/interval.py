@@ -6,7 +6,8 @@
 
 Until a save has been measured the deployment's ``every_steps`` counts, between the same bounds. A decision stays in force
 until a better one differs by more than a tenth: the losses are flat around the best interval (``FLATNESS``), and every change
-is a row. All functions are pure; time comes in as readings of the boot clock of one boot.
+is a row. ``decide`` and ``is_due`` are pure; ``Interval`` keeps what a run has shown. Time comes in as readings of the boot clock
+of one boot.
 """
 
 from __future__ import annotations

@@ -11,17 +11,14 @@ from headway.monitor.ledger import Ledger, build_ledger
 from headway.recipe.schedules import Schedule
 from headway.rundir.events import EventChain, read_event_chain, unfinished_launch
 from headway.rundir.layout import RunDirectory
-from headway.rundir.lease import LeaseView, beat_seconds, observe
+from headway.rundir.lease import LeaseView, glance_seconds, observe
 from headway.rundir.metrics import StepRows, encode_row, read_step_rows, split_rows
 from headway.rundir.processes import is_alive
 from headway.rundir.segments import Segment, current_chain, read_segments
 from headway.store.admissible import CheckpointInfo, list_checkpoints, refusals
 
-_PATIENCE_BEATS = 2.5
-
 ALARM_STEPS = 64
 """A finding older than this many steps is history: it is listed, and no longer calls for anybody."""
-"""An owner that does not beat for this long is not alive to a reader; only a new owner waits for the whole ttl."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +63,7 @@ class RunSummary:
 def summarise(run: RunDirectory, clock: Clock | None = None) -> RunSummary:
     """Reads the whole run. Watches a silent owner for a moment (2.5 beats of its lease) before calling it dead."""
     clock = clock or SystemClock()
-    view = observe(run, _PATIENCE_BEATS * beat_seconds(run), clock)
+    view = observe(run, glance_seconds(run), clock)
     history, segments = read_event_chain(run), read_segments(run)
     read = {segment.id: read_step_rows(run, segment.id) for segment in segments}
     events, steps = history.chain, {segment: lines.rows for segment, lines in read.items()}

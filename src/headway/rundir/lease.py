@@ -192,6 +192,11 @@ def _newest_trace(run: RunDirectory) -> int:
     return max(epochs)
 
 
+def glance_seconds(run: RunDirectory) -> float:
+    """How long a reader watches a silent owner before calling it dead; only a new owner waits for the whole ttl."""
+    return 2.5 * beat_seconds(run)
+
+
 def beat_seconds(run: RunDirectory) -> float:
     """How often the newest owner moves its counter."""
     epoch = newest_epoch(run)

@@ -108,7 +108,7 @@ def deleted_names(run: RunDirectory) -> set[str]:
 
 
 def recorded_names(run: RunDirectory, chain: list[Segment]) -> set[str]:
-    """What was once committed, by the trainers' save records and by the segments that were restored from it."""
+    """What was once committed, as writers, trainers and the segments that were restored from it recorded."""
     return {segment.checkpoint for segment in chain if segment.checkpoint is not None} | set(_recorded_digests(run, chain))
 
 

@@ -16,10 +16,9 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from headway.base.clocks import SystemClock
 from headway.base.errors import from_os_error
 from headway.base.files import fsync_directory
-from headway.base.records import RecordWriter
+from headway.base.records import append_stamped
 from headway.rundir.layout import RunDirectory
 from headway.store.admissible import recorded_deletions
 from headway.store.kept import kept_labels
@@ -51,15 +50,6 @@ def delete(run: RunDirectory, name: str, *, reason: str, verified: str | None) -
     return True
 
 
-def append_record(run: RunDirectory, file: str, record: dict[str, Any]) -> None:
-    """One durable line, stamped, in a record file of checkpoints/."""
-    writer = RecordWriter(run.checkpoints / file, durable=True)
-    try:
-        writer.append({**record, "stamp": SystemClock().stamp().to_json()})
-    finally:
-        writer.close()
-
-
 def _move(path: Path, to: Path) -> None:
     os.replace(path, to)
     fsync_directory(path.parent)
@@ -72,4 +62,4 @@ def _remove(path: Path) -> None:
 def _record(run: RunDirectory, record: dict[str, Any]) -> None:
     """Once per name: an earlier deletion may have got as far as its line."""
     if record["checkpoint"] not in recorded_deletions(run):
-        append_record(run, DELETED, record)
+        append_stamped(run.checkpoints / DELETED, record)

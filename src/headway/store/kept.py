@@ -11,10 +11,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from headway.base.clocks import SystemClock
 from headway.base.errors import ConfigError, RunError
 from headway.base.files import make_directory
-from headway.base.records import RecordWriter, read_records
+from headway.base.records import append_stamped, read_records
 from headway.rundir.layout import RunDirectory
 from headway.store.names import KEPT, MANIFEST, parse_name
 
@@ -77,8 +76,4 @@ def _require_committed(run: RunDirectory, name: str) -> None:
 
 def _append(run: RunDirectory, record: dict[str, Any]) -> None:
     make_directory(run.checkpoints, "checkpoint directory")
-    writer = RecordWriter(run.checkpoints / KEPT, durable=True)
-    try:
-        writer.append({**record, "stamp": SystemClock().stamp().to_json()})
-    finally:
-        writer.close()
+    append_stamped(run.checkpoints / KEPT, record)

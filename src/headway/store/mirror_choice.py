@@ -20,10 +20,10 @@ from itertools import count
 
 from headway.base.errors import EnvironmentFault, RunError, from_os_error
 from headway.base.files import fsync_directory
+from headway.base.records import append_stamped
 from headway.rundir.layout import RunDirectory
 from headway.rundir.segments import Segment, is_admissible
 from headway.store.admissible import Choice, choose, deleted_names, list_checkpoints, reason_against, recorded_names
-from headway.store.deletion import append_record
 from headway.store.mirror import Mirror, MirrorFault
 from headway.store.mirror_fetch import clear_downloads, settle
 from headway.store.names import REJECTED, CheckpointName, parse_name
@@ -212,7 +212,7 @@ def _move_aside(run: RunDirectory, name: str, reason: str) -> str | None:
         return None
     aside = next(place for n in count(1) if not (place := path.with_name(f"{name}.damaged-{n}")).exists())
     with contextlib.suppress(EnvironmentFault):  # the record explains; a full disk must not keep the run from going on
-        append_record(run, REJECTED, {"kind": "checkpoint_rejected", "checkpoint": aside.name, "reason": reason})
+        append_stamped(run.checkpoints / REJECTED, {"kind": "checkpoint_rejected", "checkpoint": aside.name, "reason": reason})
     try:
         os.rename(path, aside)
         fsync_directory(run.checkpoints)

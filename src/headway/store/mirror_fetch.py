@@ -17,7 +17,7 @@ from pathlib import Path
 from threading import Event
 
 from headway.base.errors import EnvironmentFault, from_os_error
-from headway.base.files import fsync_directory, make_directory, write_atomic
+from headway.base.files import fsync_directory, make_directory, require_room, write_atomic
 from headway.store.durable import DurableWriter
 from headway.store.manifest import Receipt
 from headway.store.mirror_blocks import flaw, proven, reading, side_by_side
@@ -68,11 +68,10 @@ def clear_downloads(checkpoints_root: Path) -> None:
 
 
 def _require_room(hidden: Path, needed_bytes: int) -> None:
-    """Refuse early what cannot fit. Others write too, so a full disk is handled all the same while writing."""
-    free_bytes = shutil.disk_usage(hidden).free
-    if free_bytes < needed_bytes:
-        full = OSError(errno.ENOSPC, f"{os.strerror(errno.ENOSPC)}: {needed_bytes:,} bytes needed, {free_bytes:,} free")
-        raise from_os_error(full, hidden, DOING) from full
+    try:
+        require_room(hidden, needed_bytes)
+    except OSError as error:
+        raise from_os_error(error, hidden, DOING) from error
 
 
 def _fetch_file(copy: Copy, hidden: Path, receipt: Receipt, stop: Event) -> None:

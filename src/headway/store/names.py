@@ -3,11 +3,13 @@
 g0001-s00000040/          segment 1, state after 40 updates
   rank00000.safetensors   the data of one rank
   receipt-00000.json      what that rank wrote, block by block
+  failed-00001.json       why a rank could not; the save will be discarded
   MANIFEST.json           only this makes it a checkpoint
   MANIFEST.deleted        what retention leaves of a manifest while it removes the rest
 g0001-s00000040-a1/       the same step saved again: files of two saves never share a directory
 deleted.jsonl             what retention removed, so that deletion is told from loss
 rejected.jsonl            what retention found damaged when it read it back: kept as evidence
+g0001-s00000040.damaged-1/ what the mirror's copy took the place of; .g0001-s00000040.fetch/ one that is being fetched
 kept.jsonl                what a person keeps by name, and released again: the last word per name counts
 """
 

@@ -23,11 +23,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from headway.base.errors import HeadwayError
+from headway.base.records import append_stamped
 from headway.base.units import format_bytes
 from headway.rundir.layout import RunDirectory
 from headway.rundir.segments import Segment, current_chain, read_segments
 from headway.store.admissible import judge
-from headway.store.deletion import append_record, delete
+from headway.store.deletion import delete
 from headway.store.names import REJECTED
 from headway.store.policy import Retention
 from headway.store.stock import NEVER_COMMITTED, Holding, held_out_losses, take_stock
@@ -80,7 +81,7 @@ def carry_out(run: RunDirectory, plan: RetentionPlan) -> list[str]:
     """Note the evidence, then delete; returns the names of what went. What a person marked meanwhile stays."""
     for name, reason in plan.refused:
         with contextlib.suppress(HeadwayError):  # a full disk must not block its own cure; the next read-back says it again
-            append_record(run, REJECTED, {"kind": "checkpoint_rejected", "checkpoint": name, "reason": reason})
+            append_stamped(run.checkpoints / REJECTED, {"kind": "checkpoint_rejected", "checkpoint": name, "reason": reason})
     return [item.name for item in plan.going if delete(run, item.name, reason=item.reason, verified=plan.anchor)]
 
 

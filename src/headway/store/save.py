@@ -11,8 +11,6 @@ Older checkpoints are never touched. A failed save names the path and the cause 
 
 from __future__ import annotations
 
-import errno
-import os
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -26,7 +24,7 @@ from headway.base import failpoints
 from headway.base.clocks import SystemClock
 from headway.base.digests import digest_file
 from headway.base.errors import RunError, from_os_error
-from headway.base.files import fsync_directory, make_directory, write_atomic
+from headway.base.files import fsync_directory, make_directory, require_room, write_atomic
 from headway.base.records import read_records
 from headway.store.coverage import check_coverage
 from headway.store.durable import DurableWriter, Stage, remove_quietly
@@ -142,7 +140,7 @@ def write_rank(
     pieces = _image_pieces(image, header, ordered, blocks) if image else stream_pieces(header, ordered, blocks)
     _refuse_second(path, directory / receipt_file(rank))
     with _undoing(path, "cannot write checkpoint data", lambda: remove_quietly(path, directory / receipt_file(rank))):
-        _preflight(directory, file_bytes)
+        require_room(directory, file_bytes)
         DurableWriter(DATA_POINTS, step).write(path, pieces, file_bytes)
         receipt = Receipt(
             segment=segment,
@@ -192,14 +190,6 @@ def commit(directory: Path, fields: ManifestFields) -> Manifest:
     with _undoing(path, "fault after the commit of a checkpoint", lambda: None):
         failpoints.hit("save.committed", fields.step)
     return manifest
-
-
-def _preflight(directory: Path, needed_bytes: int) -> None:
-    """Refuse early what cannot fit. Others write too, so a full disk is handled all the same while writing."""
-    free = os.statvfs(directory)
-    free_bytes = free.f_bavail * free.f_frsize
-    if free.f_blocks and free_bytes < needed_bytes:
-        raise OSError(errno.ENOSPC, f"{os.strerror(errno.ENOSPC)}: {needed_bytes:,} bytes needed, {free_bytes:,} free")
 
 
 def _collect(directory: Path, fields: ManifestFields) -> list[Receipt]:

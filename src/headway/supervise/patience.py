@@ -4,9 +4,10 @@ r"""How long no progress is no hang: learned from what this run has shown, never
              \_____ generous: imports, ____/   \__ limit = max(floor, factor x the longest row seen) __/
                     compilation, restoring
 
-Progress is a new whole row of the trainer, received by the supervisor's own clock. A first save or evaluation may take far
-longer than any step, and nothing announces it: until both were seen in this run the generous limit stays (F2). A ``stall`` row
-is no progress, but it names a cause that may pass: from it on the generous limit counts, from the last progress (D12).
+Progress is a new whole row of the trainer, received by the supervisor's own clock. A first save (its copy, and at the end its
+commit) or evaluation may take far longer than any step, and nothing announces it: until both were seen in this run the generous
+limit stays (F2). A ``stall`` row is no progress, but it names a cause that may pass: from it on the generous limit counts, from
+the last progress (D12).
 """
 
 from __future__ import annotations

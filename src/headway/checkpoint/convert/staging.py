@@ -7,7 +7,6 @@ A conversion that is killed leaves the hidden one, which may be deleted; one tha
 
 from __future__ import annotations
 
-import errno
 import os
 import shutil
 from collections.abc import Iterator
@@ -15,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from headway.base.errors import ConfigError, from_os_error
-from headway.base.files import fsync_directory, make_directory, unique_sibling
+from headway.base.files import fsync_directory, make_directory, require_room, unique_sibling
 
 
 def refuse_existing(destination: Path) -> None:
@@ -30,7 +29,7 @@ def staged(destination: Path, needed_bytes: int) -> Iterator[Path]:
     make_directory(destination.parent, "directory of the destination")
     staging = unique_sibling(destination)
     try:
-        _preflight(destination, needed_bytes)
+        require_room(destination.parent, needed_bytes)
         yield staging
         _sync(staging)
         _place(staging, destination)
@@ -40,13 +39,6 @@ def staged(destination: Path, needed_bytes: int) -> Iterator[Path]:
     except BaseException:
         _remove(staging)
         raise
-
-
-def _preflight(destination: Path, needed_bytes: int) -> None:
-    free = os.statvfs(destination.parent)
-    free_bytes = free.f_bavail * free.f_frsize
-    if free.f_blocks and free_bytes < needed_bytes:
-        raise OSError(errno.ENOSPC, f"{os.strerror(errno.ENOSPC)}: {needed_bytes:,} bytes needed, {free_bytes:,} free")
 
 
 def _sync(path: Path) -> None:
