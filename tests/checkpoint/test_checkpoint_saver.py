@@ -196,3 +196,53 @@ def test_F3_clocks_and_times_of_files_decide_nothing(run, monkeypatch):
     saver.save(4, values, {})
     assert kinds(saver.settle()) == [("committed", 4)]
     assert choose(run, current_chain(read_segments(run))).step == 4
+
+
+def test_a_writer_that_ended_after_it_was_found_is_replaced(run):
+    """Its linger was over, or somebody ended it, between the greeting and the use."""
+    values = state(4)
+    name, saver = restarted(run, values)
+    os.kill(saver._writer.pid, signal.SIGKILL)
+    assert saver.images(name) == {}, "the files serve"
+    saver.attach(values)
+    saver.prepare()
+    assert saver.save(8, values, {}) is not None
+    assert kinds(saver.settle()) == [("committed", 8)]
+
+
+def test_a_slow_flush_that_obeys_its_speed_is_not_taken_for_stuck(run, monkeypatch):
+    monkeypatch.setattr("headway.checkpoint.saver.STUCK_SECONDS", 0.1)
+    values = {"x": torch.randn(BLOCK_BYTES // 4)}
+    saver = saver_of(run, values, flush_speed=4e6)
+    saver.save(1, values, {})
+    waited = []
+    monkeypatch.setattr("headway.checkpoint.saver.WAIT_SECONDS", 0.2)
+    saver.on_wait = lambda: waited.append(1)
+    saver._wait(lambda: saver.busy)
+    assert waited, "it says that it waits"
+    assert kinds(saver.settle()) == [("committed", 1)]
+
+
+@pytest.mark.parametrize("bad", [{"x": float("nan")}, {"x": {1, 2}}, {"x": object()}], ids=["nan", "set", "object"])
+def test_a_state_that_is_no_json_is_refused_before_anything_is_copied(run, bad):
+    values = state(1)
+    saver = saver_of(run, values)
+    saver.save(1, values, {})
+    saver.settle()
+    with pytest.raises(RunError, match="no plain JSON"):
+        saver.save(2, values, bad)
+    assert not saver.busy
+    assert saver.save(3, values, {}) is not None
+    assert kinds(saver.settle()) == [("committed", 3)]
+
+
+def test_several_ranks_never_skip(run):
+    """Each would leave out another step, and none would be whole."""
+    values = {"x": torch.randn(BLOCK_BYTES // 4)}
+    saver = Saver(Place(run=run, segment=1, rank=1, world=2), SavePolicy(keep_last=9, when_busy="skip", flush_speed=20e6))
+    saver.attach(values)
+    saver.prepare()
+    assert saver.save(1, values, {}) is not None
+    assert saver.save(2, values, {}) is not None
+    saver.settle()
+    saver.close(stays=False)

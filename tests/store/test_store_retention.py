@@ -151,12 +151,13 @@ def test_C5_only_what_was_never_committed_is_a_leftover_once_a_newer_segment_has
     policy = Retention(keep_last=2)
     apply_retention(run, chain_of(run), policy)
     assert {"g0001-s00000060", late} <= {path.name for path in run.checkpoints.iterdir()}
-    (run.checkpoints / "g0002-s00000055").mkdir()  # a save of the current segment, perhaps still being written
+    (run.checkpoints / "g0002-s00000055").mkdir()  # left by a rank whose coordinator had given it up
     save(run, 2, 60)
+    (run.checkpoints / "g0002-s00000065").mkdir()  # a save of the current segment, perhaps still being written
     apply_retention(run, chain_of(run), policy)
     left = [info.name for info in list_checkpoints(run, chain_of(run))]
     rolled_back = ["g0001-s00000040", "g0001-s00000050"]
-    assert left == ["g0001-s00000030", *rolled_back, late, "g0002-s00000055", "g0002-s00000060"]
+    assert left == ["g0001-s00000030", *rolled_back, late, "g0002-s00000060", "g0002-s00000065"]
 
 
 def test_a_replaced_trainer_deletes_nothing(run):

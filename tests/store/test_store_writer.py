@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -122,7 +123,7 @@ def test_what_a_dead_trainer_said_last_is_read_although_nobody_hears_the_writer(
     theirs.close()
     writer._send(channel, "pruned")
     assert channel in writer._visitors
-    assert channel.receive().kind == "seal"
+    assert channel.receive(1.0).kind == "seal"
 
 
 def test_not_sealed_it_is_nothing(run):
@@ -424,3 +425,130 @@ def test_C7_short_writes_and_devices_that_refuse_whole_pages(tmp_path, monkeypat
     durable.DurableWriter({}, 1).write(tmp_path / "file", [memoryview(data)], len(data))
     assert (tmp_path / "file").read_bytes() == data.tobytes()
     assert refused
+
+
+def stranger(run):
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    connection.connect(address(run.info()["run_id"], run.root, 0))
+    return connection
+
+
+def test_half_a_message_holds_up_nobody(run):
+    """One that stops in the middle, and stays: the trainer is heard at once, and what it seals is committed."""
+    trainer, silent = Trainer(run), stranger(run)
+    silent.sendall(struct.pack("<Q", 100) + b'{"kind": "he')
+    began = time.monotonic()
+    trainer.save(4)
+    assert trainer.hear("committed", "failed")["kind"] == "committed"
+    assert time.monotonic() - began < 5
+    silent.close()
+
+
+def test_a_trainer_that_stops_in_the_middle_of_a_message_loses_nothing_it_sealed(run):
+    trainer = Trainer(run, flush_speed=20_000.0)
+    trainer.save(4)
+    trainer.client._channel._socket.setblocking(True)
+    trainer.client._channel._socket.sendall(struct.pack("<Q", 100) + b'{"kind": "be')
+    until(lambda: choose(run, chain_of(run)).step == 4)
+    trainer.die()
+
+
+def test_a_visitor_that_never_reads_is_dropped(run, monkeypatch):
+    trainer, deaf = Trainer(run), stranger(run)
+    hello = b'{"kind": "hello"}'
+    deaf.setblocking(False)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            deaf.send(struct.pack("<Q", len(hello)) + hello)
+    trainer.save(4)
+    assert trainer.hear("committed", "failed", seconds=30)["kind"] == "committed"
+    deaf.close()
+
+
+def test_any_number_of_open_files(run):
+    """Descriptors above 1,023: a trainer with as many shards open."""
+    import resource
+
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if limits[1] < 3000:
+        pytest.skip("this system does not allow so many open files")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3000, limits[1]))
+    opened = [os.open("/dev/null", os.O_RDONLY) for _ in range(1100)]
+    try:
+        trainer = Trainer(run)
+        trainer.save(4)
+        assert trainer.hear("committed", "failed")["kind"] == "committed"
+    finally:
+        for descriptor in opened:
+            os.close(descriptor)
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+def test_C5_a_replaced_trainer_that_still_copies_changes_nothing_of_the_new_ones(run):
+    """It has not noticed, and its mapping is its own now: else wrong values would be hashed, and every digest would hold."""
+    first = Trainer(run)
+    add_segment(run, 2, parent=1)
+    second = Trainer(run, segment=2, flush_speed=20_000.0)
+    second.save(8)
+    first.memory[4096 : 4096 + 8000] = b"\xff" * 8000
+    second.client.hurry()
+    body = second.hear("committed", "failed")
+    assert same(load(run.checkpoints / body["checkpoint"])[1], values(8))
+
+
+def test_the_newest_of_those_that_wait_for_memory_gets_it(run):
+    first = Trainer(run, flush_speed=2000.0)
+    first.save(4)
+    waiting = {}
+    for segment in (3, 2):
+        add_segment(run, segment, parent=1)
+        waiting[segment] = WriterClient(run, connect(address(run.info()["run_id"], run.root, 0)), None)
+        waiting[segment].attach(Attachment(segment=segment, world=1, parts=PARTS, keep_last=9))
+    with pytest.raises(EnvironmentFault, match="segment 3 is attached"):
+        waiting[2].ready()
+    first.client.hurry()
+    assert len(waiting[3].ready())
+
+
+def test_what_it_cannot_hold_is_refused_and_the_trainer_that_is_there_goes_on(run):
+    trainer = Trainer(run)
+    for segment, part in enumerate(
+        (
+            Part(name="a@b", dtype="F32", global_shape=(2,), offset=(0,), shape=(2,)),
+            Part(name="a", dtype="X", global_shape=(2,), offset=(0,), shape=(2,)),
+            Part(name="a", dtype="F32", global_shape=(2**40,), offset=(0,), shape=(2**40,)),
+        ),
+        start=2,
+    ):
+        other = WriterClient(run, connect(address(run.info()["run_id"], run.root, 0)), None)
+        other.attach(Attachment(segment=segment, world=1, parts=(part,), keep_last=9))
+        with pytest.raises(EnvironmentFault):
+            other.ready()
+        other.leave()
+    trainer.save(4)
+    assert trainer.hear("committed", "failed")["kind"] == "committed"
+
+
+def test_a_run_directory_that_has_gone_is_not_made_anew(run):
+    trainer = Trainer(run)
+    run.root.rename(run.root.with_name("moved"))
+    trainer.save(4)
+    body = trainer.hear("committed", "failed")
+    assert body["kind"] == "failed"
+    assert "not there any more" in body["error"]
+    assert not run.root.exists()
+    run.root.with_name("moved").rename(run.root)
+    trainer.save(8)
+    assert trainer.hear("committed", "failed")["kind"] == "committed"
+
+
+def test_whoever_reads_the_memory_keeps_the_writer(run):
+    first = Trainer(run, linger_seconds=0.3)
+    first.save(4)
+    first.hear("committed")
+    first.die()
+    reader = WriterClient.find(run, 0)
+    time.sleep(1.5)
+    assert reader.lend() is not None
+    reader.attach(Attachment(segment=2, world=1, parts=PARTS, keep_last=9))
+    assert len(reader.ready())

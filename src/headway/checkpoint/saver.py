@@ -9,6 +9,9 @@ says. What became of each save is heard by ``poll``: nothing is called saved bef
 
 from __future__ import annotations
 
+import math
+import weakref
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,6 +19,7 @@ import torch
 
 from headway.base import failpoints
 from headway.base.clocks import Clock, SystemClock
+from headway.base.digests import canonical_json
 from headway.base.errors import EnvironmentFault, RunError
 from headway.checkpoint.rectangles import LocalPart, local_parts
 from headway.checkpoint.tensors import DTYPES
@@ -27,9 +31,11 @@ from headway.store.rectangle import Part, file_header, in_file_order, places
 from headway.store.wire import Message
 from headway.store.writer import Attachment, Seal
 
-STUCK_SECONDS, SLOWEST_BYTES_PER_SECOND = 120.0, 10e6
-"""A writer that says nothing about a sealed save for so long, and for what its bytes take at this speed, and for ten times its
-longest save, is stuck: it is ended, and the save has failed."""
+STUCK_SECONDS, SLOWEST_BYTES_PER_SECOND = 60.0, 10e6
+"""A writer that says nothing about a sealed save for so long, and for what its bytes take at this speed (half of a
+``flush_speed`` that is lower), and for ten times its longest save, is stuck: it is ended, and the save has failed."""
+WAIT_SECONDS = 5.0
+"""Between two calls of ``on_wait`` while training waits for a writer."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,6 +126,9 @@ class Saver:
         self._attempts: dict[int, int] = {}  # saves begun, by step
         self._heard_ns = self._longest_ns = 0
         self._told: list[Outcome] = []
+        self._stuck = False
+        self.on_wait: Callable[[], None] = lambda: None
+        """Called now and then while training waits, so that nobody takes the wait for a hang."""
 
     def images(self, checkpoint: str | None) -> dict[str, memoryview]:
         """This rank's data file of ``checkpoint`` in the memory that an earlier trainer left; empty where it is not there."""
@@ -130,12 +139,19 @@ class Saver:
 
     def attach(self, tensors: dict[str, torch.Tensor]) -> None:
         """Ask a writer for memory of this state's size. Returns at once: memory is filled while set-up goes on."""
-        parts = self._place.parts(tensors)
-        if self._writer is None:
-            self._writer = WriterClient.start(self._place.run, self._place.rank)
-        ordered = tuple(in_file_order([local.part for local in parts]))
-        self._writer.attach(self._policy.attachment(self._place.segment, self._place.world, ordered))
-        self._buffer, self._attached = Buffer(ordered), False
+        ordered = tuple(in_file_order([local.part for local in self._place.parts(tensors)]))
+        self._ask_for(Buffer(ordered))
+
+    def _ask_for(self, buffer: Buffer) -> None:
+        """A writer that has ended since it was found is replaced."""
+        attachment = self._policy.attachment(self._place.segment, self._place.world, buffer.parts)
+        for _ in range(2):
+            if self._writer is None or self._writer.gone:
+                self._writer = WriterClient.start(self._place.run, self._place.rank)
+            self._writer.attach(attachment)
+            if not self._writer.gone:
+                break
+        self._buffer, self._attached = buffer, False
 
     @property
     def busy(self) -> bool:
@@ -153,11 +169,11 @@ class Saver:
         EnvironmentFault when there is no memory to copy into.
         """
         began_ns = self._clock.stamp().boot_ns
+        check_plain(state)
         self._listen(0.0)
-        if self.busy and self._policy.when_busy == "skip":
-            return None
-        while self.busy:
-            self._listen(1.0)
+        if self.busy and self._policy.when_busy == "skip" and self._place.world == 1:
+            return None  # several ranks wait: each would leave out another step, and none would be whole
+        self._wait(lambda: self.busy)
         parts = self._place.parts(tensors)
         buffer = self._ready(tensors, parts)
         assert self._writer is not None
@@ -186,11 +202,23 @@ class Saver:
         """Wait, at full speed, until every sealed snapshot has its outcome."""
         if self._open and self._writer is not None:
             self._writer.hurry()
-        while self._open:
-            self._listen(1.0)
+        self._wait(lambda: bool(self._open))
         if self._writer is not None and not self._writer.gone:
             self._writer.hurry(False)
         return self.poll()
+
+    def hurry(self) -> None:
+        """What is under way is written at full speed: nobody trains beside it."""
+        if self._writer is not None:
+            self._writer.hurry()
+
+    def _wait(self, condition: Callable[[], bool]) -> None:
+        said_ns = self._clock.stamp().boot_ns
+        while condition():
+            self._listen(0.5)
+            if self._clock.stamp().boot_ns - said_ns > WAIT_SECONDS * 1e9:
+                said_ns = self._clock.stamp().boot_ns
+                self.on_wait()
 
     def close(self, *, stays: bool) -> None:
         """``stays``: the memory is kept for the next trainer for a while. Else the writer ends with its work."""
@@ -218,10 +246,15 @@ class Saver:
         """Wait for the memory, so that the first save is as short as the others. EnvironmentFault where there is none."""
         if self._writer is not None and self._buffer is not None and not self._attached:
             try:
-                self._buffer.into(self._writer.ready())
+                memory = self._writer.ready()
             except EnvironmentFault:
+                had_ended = self._writer.gone
                 self._writer.leave()  # the next save asks another
-                raise
+                if not had_ended:
+                    raise
+                self._ask_for(self._buffer)
+                memory = self._writer.ready()
+            self._buffer.into(memory)
             self._attached = True
 
     def _listen(self, timeout_seconds: float) -> None:
@@ -231,13 +264,17 @@ class Saver:
             self._hear(message)
         if self._open and self._clock.stamp().boot_ns - self._heard_ns > self._stuck_ns():
             self._writer.kill()
+            self._stuck = True
         if self._writer.gone:
+            what = "was ended, since it did not move any more" if self._stuck else "died"
             for name in list(self._open):
-                self._finish(name, FAILED, {"error": "the checkpoint writer died; the next save starts another"})
+                self._finish(name, FAILED, {"error": f"the checkpoint writer {what}; the next save starts another"})
+            self._stuck = False
 
     def _stuck_ns(self) -> float:
         nbytes = self._buffer.nbytes if self._buffer is not None else 0
-        return max((STUCK_SECONDS + nbytes / SLOWEST_BYTES_PER_SECOND) * 1e9, 10 * self._longest_ns)
+        slowest = min(SLOWEST_BYTES_PER_SECOND, (self._policy.flush_speed or math.inf) / 2)
+        return max((STUCK_SECONDS + nbytes / slowest) * 1e9, 10 * self._longest_ns)
 
     def _hear(self, message: Message) -> None:
         name, step = message.body.get("checkpoint"), message.body.get("step")
@@ -276,8 +313,9 @@ class Buffer:
         """Lie over ``memory``; on a machine with CUDA it is pinned, so that copies from devices run at full speed."""
         at = places(self.parts, len(file_header(self.parts, 0, 0, 0)))
         whole = torch.frombuffer(memory, dtype=torch.uint8)
-        if torch.cuda.is_available():
+        if torch.cuda.is_available():  # where it cannot be pinned, copies are slower, and right
             torch.cuda.cudart().cudaHostRegister(whole.data_ptr(), whole.numel(), 0)
+            weakref.finalize(self, torch.cuda.cudart().cudaHostUnregister, whole.data_ptr())
         self._memory = memory  # the views do not hold it
         self._views = {part.key(): _view(whole, start, part) for part, start in zip(self.parts, at)}
 
@@ -290,6 +328,14 @@ class Buffer:
             torch._foreach_copy_(targets, sources, non_blocking=on_device)
         if on_device:
             torch.cuda.synchronize()
+
+
+def check_plain(state: dict[str, Any]) -> None:
+    """RunError unless ``state`` is plain JSON: said before anything is copied."""
+    try:
+        canonical_json(state)
+    except (TypeError, ValueError) as error:
+        raise RunError(f"the state beside the tensors is no plain JSON: {error}", "numbers are finite, keys are text") from error
 
 
 def _view(whole: torch.Tensor, start: int, part: Part) -> torch.Tensor:

@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import mmap
 import os
-import select
 import signal
 import subprocess
 import sys
@@ -16,7 +15,7 @@ from typing import Any
 
 from headway.base.errors import EnvironmentFault, from_os_error
 from headway.rundir.layout import RunDirectory
-from headway.store.wire import Channel, Message, address, connect, listen
+from headway.store.wire import Channel, Message, address, connect, listen, readable
 from headway.store.writer import Attachment, Seal
 
 ANSWER_SECONDS = 30.0
@@ -29,12 +28,11 @@ class WriterClient:
     """A connection to the writer of one rank. Everything that breaks off says so once, as ``gone``."""
 
     def __init__(self, run: RunDirectory, channel: Channel, process: subprocess.Popen[bytes] | None):
-        self._run, self._channel, self._process = run, channel, process
+        self._run, self._channel, self._process, self.gone = run, channel, process, False
         channel.send("hello")
         body = self._expect("hello", ANSWER_SECONDS).body
         self.pid: int = body["pid"]
         self.held: str | None = body["held"]  # the checkpoint whose data file lies in its memory
-        self.gone = False
 
     @staticmethod
     def find(run: RunDirectory, rank: int) -> WriterClient | None:
@@ -69,19 +67,25 @@ class WriterClient:
 
     def lend(self) -> memoryview | None:
         """The memory that it holds, to read from; None when it holds none."""
-        self._channel.send("lend")
-        message = self._expect("lent", ANSWER_SECONDS, or_else="refused")
+        try:
+            self._channel.send("lend")
+            message = self._expect("lent", ANSWER_SECONDS, or_else="refused")
+        except (OSError, EnvironmentFault):  # it has ended meanwhile: the files serve
+            self._broke_off()
+            return None
         if message.kind == "refused" or not message.descriptors:
             return None
         return _mapped(message.descriptors[0], mmap.PROT_READ)
 
     def attach(self, attachment: Attachment) -> None:
         """Ask for memory; ``ready`` gets it. In between there is time for other things."""
-        self._channel.send("attach", **dataclasses.asdict(attachment))
+        self._tell("attach", **dataclasses.asdict(attachment))
 
     def ready(self) -> memoryview:
         """The memory to copy snapshots into, every page in place. EnvironmentFault when there is none to be had."""
         message = self._expect("ready", ROOM_SECONDS, or_else="refused")
+        if message.kind == "ready" and not message.descriptors:
+            raise EnvironmentFault("no file could be opened for the snapshot", "each needs one", "raise the limit: ulimit -n")
         if message.kind == "refused":
             raise EnvironmentFault(
                 f"the checkpoint writer cannot hold a snapshot: {message.body.get('error')}",
@@ -114,12 +118,10 @@ class WriterClient:
     def poll(self, timeout_seconds: float = 0.0) -> list[Message]:
         """What it has said since; waits at most so long for the first word."""
         messages: list[Message] = []
-        while not self.gone and select.select([self._channel], [], [], 0.0 if messages else timeout_seconds)[0]:
-            message = self._channel.receive(ANSWER_SECONDS)
-            if message is None:
+        if not self.gone and readable([self._channel], timeout_seconds):
+            messages, ended = self._channel.drain()
+            if ended:
                 self._broke_off()
-            else:
-                messages.append(message)
         return messages
 
     def kill(self) -> None:
@@ -144,6 +146,10 @@ class WriterClient:
 
     def _expect(self, kind: str, timeout_seconds: float, or_else: str = "") -> Message:
         """The next message of that kind; others before it belong to saves of an earlier trainer."""
+        if self.gone:
+            raise EnvironmentFault(
+                "the checkpoint writer has ended", "each rank has one", "another is started with the next save"
+            )
         try:
             while (message := self._channel.receive(timeout_seconds)) is not None:
                 if message.kind in (kind, or_else):

@@ -16,7 +16,7 @@ class Memory:
     """Created by the writer, mapped by trainers. OSError (ENOMEM) where there is no room."""
 
     def __init__(self, nbytes: int):
-        self.nbytes = max(nbytes, mmap.PAGESIZE)
+        self.nbytes = max(1, -(-nbytes // mmap.PAGESIZE)) * mmap.PAGESIZE
         free = available_bytes()
         if free is not None and self.nbytes > (1 - SPARED_SHARE) * free:
             raise OSError(errno.ENOMEM, f"{os.strerror(errno.ENOMEM)}: {self.nbytes:,} bytes needed, {free:,} available")

@@ -38,7 +38,7 @@ __all__ = ["Retention", "RetentionPlan", "apply_retention", "carry_out", "plan_r
 
 SUPERSEDED, OVER_BUDGET = "superseded", "superseded, and what remains is over the budget"
 CUT_SHORT = "its deletion was cut short"
-LEFTOVER = f"{NEVER_COMMITTED}: left over by an older segment"
+LEFTOVER = f"{NEVER_COMMITTED}: left over by an older save"
 """Why something goes."""
 UNFINISHED = "unfinished: its segment may still be writing it"
 
@@ -135,7 +135,8 @@ def _decide(stock: list[Holding], policy: Retention, losses: dict[int, float], n
     reasons = _lasting_reasons(stock, policy, losses, newest)
     going = {holding.name: CUT_SHORT for holding in stock if holding.halfway}
     if generations:
-        older = [h for h in stock if not h.info.committed and h.info.segment < generations[-1].info.segment]
+        done = (generations[-1].info.segment, generations[-1].info.step)  # every rank was done with what it began before that
+        older = [h for h in stock if not h.info.committed and (h.info.segment, h.info.step) < done]
         going |= {h.name: LEFTOVER for h in older if h.name not in going and not reasons[h.name]}
         going |= {h.name: SUPERSEDED for h in generations[: -policy.keep_last] if not reasons[h.name]}
     remaining_bytes = sum(holding.nbytes for holding in stock if holding.name not in going)

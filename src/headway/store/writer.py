@@ -17,7 +17,6 @@ from __future__ import annotations
 import contextlib
 import os
 import queue
-import select
 import signal
 import socket
 import sys
@@ -44,7 +43,7 @@ from headway.store.outcomes import COMMITTED, FAILED, SEALED, OutcomeLog
 from headway.store.rectangle import Part, Rectangle, file_header, in_file_order, places
 from headway.store.retention import Retention, carry_out, plan_retention
 from headway.store.save import Image, ManifestFields, discard, enter_save, write_rank
-from headway.store.wire import Channel, Message
+from headway.store.wire import Channel, Message, readable
 
 LOWEST_PRIORITY = 19
 FINISH_SECONDS = 600.0
@@ -151,6 +150,8 @@ class Flusher:
     def _flush(self, job: Job, memory: Memory) -> None:
         directory = self._run.checkpoints / str(job.name)
         try:
+            if not self._run.run_file.is_file():  # moved, or its filesystem has gone: never made anew
+                raise RunError("the run directory is not there any more", f"path: {self._run.root}", "put it back")
             enter_save(self._run.checkpoints, job.name)
             receipt = self._write(directory, job, memory)
             self._tell(job, "written", bytes=receipt.file_bytes, flush_ns=self._since(job))
@@ -202,7 +203,7 @@ class Flusher:
             plan = plan_retention(self._run, chain, job.attachment.retention())
             plan = replace(plan, going=tuple(item for item in plan.going if item.name not in self.mirroring.needed))
             gone = carry_out(self._run, plan)
-        except HeadwayError as error:
+        except (HeadwayError, OSError, ValueError) as error:  # the save before it stands, whatever it is
             self._tell(job, "retention_failed", error=str(error))
             return
         self._tell(job, "pruned", deleted=gone, retention_ns=self._clock.stamp().boot_ns - began_ns)
@@ -250,7 +251,7 @@ class Writer:
         """Until there is nothing left to do and nobody to do it for."""
         while not self._is_over():
             sockets: list[Any] = [self._listener, self._wake_read, *self._visitors]
-            for ready in select.select(sockets, [], [], 1.0)[0]:
+            for ready in readable(sockets, 1.0):
                 if ready is self._listener:
                     self._welcome()
                 elif ready == self._wake_read:
@@ -266,8 +267,8 @@ class Writer:
         linger_seconds = self._attachment.linger_seconds if self._attachment else 30.0
         if self._flusher.busy or self._flusher.mirroring.busy or self._outbox:
             return self._trainer is None and alone_ns > FINISH_SECONDS * 1e9
-        if self._trainer is not None or self._waiting is not None:
-            return False
+        if self._trainer is not None or self._waiting is not None or (self._visitors and not self._ending):
+            return False  # a visitor may be reading the memory, and about to attach
         return self._ending or alone_ns > linger_seconds * 1e9
 
     def _welcome(self) -> None:
@@ -275,16 +276,23 @@ class Writer:
             self._visitors.append(Channel(self._listener.accept()[0]))
 
     def _hear(self, channel: Channel) -> None:
-        message = channel.receive(10.0)
-        if message is None:
+        """What it has said, whole; half a message waits for its other half, and nobody waits for it."""
+        messages, ended = channel.drain()
+        for message in messages:
+            for descriptor in message.descriptors:  # nobody sends a writer any
+                os.close(descriptor)
+            if channel not in self._visitors:
+                return
+            try:
+                self._answer(channel, message)
+            except TimeoutError:
+                self._lose(channel)
+            except OSError:
+                pass  # it has gone in the middle of an answer; its end comes by itself
+            except HeadwayError as error:
+                self._send(channel, "refused", error=str(error))
+        if ended:
             self._lose(channel)
-            return
-        try:
-            self._answer(channel, message)
-        except OSError:
-            pass  # it has gone in the middle of an answer; its end comes by itself
-        except HeadwayError as error:
-            self._send(channel, "refused", error=str(error))
 
     def _answer(self, channel: Channel, message: Message) -> None:
         body = {key: value for key, value in message.body.items() if key != "kind"}
@@ -328,9 +336,14 @@ class Writer:
 
     def _wants_in(self, channel: Channel, attachment: Attachment) -> None:
         """A newer segment takes the place of an older one; an older one is refused (its supervisor was replaced)."""
-        now = self._attachment
-        if now is not None and self._trainer is not None and attachment.segment <= now.segment:
-            raise RunError(f"segment {now.segment} is attached to this writer", "only a newer segment may take its place")
+        in_file_order(list(attachment.parts))  # refused now, not when there is room
+        now = self._attachment if self._trainer is not None else None
+        others = [other for other in (now, self._waiting[1] if self._waiting else None) if other is not None]
+        newest = max((other.segment for other in others), default=None)
+        if newest is not None and attachment.segment <= newest:
+            raise RunError(f"segment {newest} is attached to this writer", "only a newer segment may take its place")
+        if self._waiting is not None:
+            self._send(self._waiting[0], "refused", error=f"segment {attachment.segment} is newer")
         self._waiting = (channel, attachment)
 
     def _attach_who_waits(self) -> None:
@@ -351,12 +364,19 @@ class Writer:
             channel.send("ready", (self._memory.descriptor,), bytes=self._memory.nbytes)
 
     def _make_room(self, nbytes: int) -> None:
-        """Memory that is large enough stays as it is: its pages are in place. The old one goes first: never two at a time."""
-        if self._memory is not None and self._memory.nbytes < nbytes:
-            self._memory.close()
-            self._memory, self._held = None, None
-        if self._memory is None:
-            self._memory = Memory(nbytes)
+        """Memory that is large enough stays as it is: its pages are in place.
+
+        Not where a trainer that is being replaced is still connected: it may go on copying into the memory that it has mapped.
+        """
+        if self._memory is not None and self._trainer is None and self._memory.nbytes >= nbytes:
+            return
+        old, self._held = self._memory, None
+        if old is not None and self._trainer is None:  # never two at a time where it can be helped
+            old.close()
+            self._memory = None
+        self._memory = Memory(nbytes)
+        if old is not None and self._trainer is not None:
+            old.close()
 
     def _lose(self, channel: Channel) -> None:
         """End of file. If it was the trainer: what is sealed is finished, at full speed."""
@@ -398,8 +418,12 @@ class Writer:
 
     def _send(self, channel: Channel, kind: str, **fields: Any) -> None:
         """A trainer that has died hears nothing any more, but what it sealed before may still wait to be read: go on reading."""
-        with contextlib.suppress(OSError):
+        try:
             channel.send(kind, **fields)
+        except TimeoutError:  # it is there and does not read: what it would send is of no use either
+            self._lose(channel)
+        except OSError:
+            pass
 
     def _note(self, kind: str, job: Job, **fields: Any) -> None:
         """On record, by the coordinator; storage that refuses the line has refused worse before."""

@@ -92,6 +92,7 @@ class Attempt:
         self._tail = RecordTail(watch.run.steps_file(segment))
         self._end_state: str | None = None
         self._forced, self._deadline_ns, self._killed = "", 0, False
+        self._limit_seconds = 0.0
         watch.patience.begin(watch.now_ns())
 
     def follow(self) -> AttemptEnd:
@@ -126,6 +127,7 @@ class Attempt:
         elif watch.stop.count and not self._forced:
             self._end("stop", watch.patience.grace_seconds(options.grace_seconds))
         elif not self._forced and watch.patience.is_over(watch.now_ns()):
+            self._limit_seconds = watch.patience.limit_seconds  # as it stands now: rows that come later teach longer ones
             watch.record("hang", segment=self._segment, last_progress_boot_ns=watch.patience.last_progress_ns)
             self._end("hang", min(options.grace_seconds, options.hang_grace_seconds))
         elif self._forced and not self._killed and (watch.now_ns() >= self._deadline_ns or watch.stop.count > 1):
@@ -154,7 +156,7 @@ class Attempt:
         words = {
             "": status_words(code, number),
             "stop": f"asked to stop by {self._watch.stop.name}, {status_words(code, number)}",
-            "hang": f"no progress for {self._watch.patience.limit_seconds:.0f} s, {status_words(code, number)}",
+            "hang": f"no progress for {self._limit_seconds:.0f} s, {status_words(code, number)}",
             "lease lost": f"the lease was lost, {status_words(code, number)}",
         }[self._forced]
         if code == 0 and self._end_state is None:

@@ -157,9 +157,17 @@ def set_up(run_root: Path, segment_id: int, stop: StopRequest, clock: Clock | No
     cadence = Cadence(directory, info["deployment"], clock, log)
     parts = (spec, policy, schedule, trainee, tokenizer, reader, feed, log, saver, cadence, stop, environment)
     run = TrainRun(directory, chain, clock, *parts)
+    saver.on_wait = lambda: say_waiting(run)
     log.mark("init")
     restore(run)
     return run
+
+
+def say_waiting(run: TrainRun) -> None:
+    """A row while training waits for a writer: a long flush is no hang. When the run is to stop, the flush need not hold back."""
+    if run.stop:
+        run.saver.hurry()
+    run.log.write("waiting", step=run.step, reason="an earlier snapshot is being written")
 
 
 def chain_of(directory: RunDirectory, segment_id: int) -> list[Segment]:
