@@ -121,7 +121,7 @@ def test_before_a_save_was_measured_steps_count():
     assert decision.reason == "no save has been measured yet, so every 100 steps"
     short = first_decision(policy(60, 3600, 1), rate=rate(HOUR), step_seconds=2.5, restart_seconds=60.0)
     assert (short.interval_seconds, short.bound) == (60.0, "least")
-    assert short.reason.endswith("so every 1 step, within checkpoints.adaptive.least")
+    assert short.reason.endswith("so every 1 step, but not sooner than checkpoints.adaptive.least")
 
 
 # --- due

@@ -100,7 +100,7 @@ class Snapshot:
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What the writer told. ``kind``: committed, failed, pruned, retention_failed, mirrored or mirror_failed."""
+    """What the writer told. ``kind``: committed, failed, pruned, retention_failed, over_budget, mirrored or mirror_failed."""
 
     kind: str
     step: int
@@ -289,7 +289,7 @@ class Saver:
                 self._open.pop(name, None)
         elif message.kind in (COMMITTED, FAILED, "crashed"):
             self._finish(name, FAILED if message.kind == "crashed" else message.kind, fields)
-        elif message.kind in ("pruned", "retention_failed", "mirrored", "mirror_failed"):
+        elif message.kind in ("pruned", "retention_failed", "over_budget", "mirrored", "mirror_failed"):
             self._told.append(Outcome(kind=message.kind, step=step, checkpoint=name, fields=fields))
 
     def _finish(self, name: str, kind: str, fields: dict[str, Any]) -> None:

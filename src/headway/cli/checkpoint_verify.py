@@ -43,13 +43,17 @@ def places_of(run: str, names: tuple[str, ...]) -> list[Any]:
 
     from headway.cli.checkpoint_places import Place, in_run, is_run, looks_like_checkpoint, place_of
     from headway.rundir.layout import RunDirectory
-    from headway.store.admissible import list_checkpoints
+    from headway.rundir.segments import current_chain, read_segments
+    from headway.store.admissible import deleted_names, list_checkpoints, recorded_names
 
     if not is_run(run) and (names or looks_like_checkpoint(Path(run)) or ":" in run):
         return [place_of(reference) for reference in (run, *names)]
     directory = RunDirectory.open(Path(run))
     if not names:
-        return [Place(directory.checkpoints / i.name, directory) for i in list_checkpoints(directory, []) if i.committed]
+        chain = current_chain(read_segments(directory))
+        present = {info.name for info in list_checkpoints(directory, chain) if info.committed}
+        missing = recorded_names(directory, chain) - deleted_names(directory)  # gone, and nobody deleted them: damage too
+        return [Place(directory.checkpoints / name, directory) for name in sorted(present | missing)]
     return [place_of(name) if "/" in name else in_run(directory, name) for name in names]
 
 

@@ -104,6 +104,7 @@ class Progress:
     held_out: dict[str, float] = field(default_factory=dict)
     rows_shown: int = 0
     current: str = ""
+    _over_budget: bool = False
     _tokens: int = 0
     _all: _Window = field(default_factory=_Window)  # of this segment, saves and evaluations included, for the time left
     _window: _Window = field(default_factory=_Window)
@@ -171,6 +172,16 @@ class Progress:
 
     def _on_save_skipped(self, record: Record) -> list[str]:
         return [f"- ALARM: the save of step {record['step']} was left out: {record['reason']}"]
+
+    def _on_retention_failed(self, record: Record) -> list[str]:
+        return [f"- ALARM: old checkpoints could not be deleted after step {record['step']}: {record['error']}"]
+
+    def _on_over_budget(self, record: Record) -> list[str]:
+        """Once in a while: it is true after every save from then on."""
+        if self._over_budget:
+            return []
+        self._over_budget = True
+        return [f"- ALARM: {record['error']}"]
 
     def _on_mirrored(self, record: Record) -> list[str]:
         return [f"- copied step {record['step']} to the mirror in {format_seconds((record.get('mirror_ns') or 0) / 1e9)}"]

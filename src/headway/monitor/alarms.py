@@ -43,6 +43,7 @@ def find_alarms(rows: list[dict], refused: Iterable[dict] = ()) -> list[Finding]
     found += (
         failed_saves(rows)
         + skipped_saves(rows)
+        + over_budget(rows)
         + failed_retention(rows)
         + failed_copies(rows)
         + stalled(rows)
@@ -130,6 +131,13 @@ def skipped_saves(rows: list[dict]) -> list[Finding]:
     ]
 
 
+def over_budget(rows: list[dict]) -> list[Finding]:
+    """What must stay takes more than the budget, as the last word of retention says."""
+    saved = [row["step"] for row in rows if row["kind"] == "save"][-2:]
+    said = [row for row in rows if row["kind"] == "over_budget" and row["step"] >= min(saved, default=0)]
+    return [Finding("over_budget", row["step"], row["error"]) for row in said[-1:]]
+
+
 def failed_retention(rows: list[dict]) -> list[Finding]:
     """Old checkpoints that could not be deleted, unless it worked after a later save: the disk fills up meanwhile."""
     saved = max((row["step"] for row in rows if row["kind"] == "save"), default=-1)
@@ -161,7 +169,7 @@ def rejected_checkpoints(refused: Iterable[dict]) -> list[Finding]:
     reasons: dict[str, str] = {}
     for entry in refused:
         reasons.setdefault(entry["checkpoint"], entry["reason"])
-    named = ((parse_name(name), name, reason) for name, reason in reasons.items())
+    named = ((parse_name(name.partition(".")[0]), name, reason) for name, reason in reasons.items())  # NAME.damaged-1 too
     return [
         Finding("checkpoint_rejected", parsed.step if parsed else 0, f"checkpoint {name} was refused: {reason}")
         for parsed, name, reason in named

@@ -135,7 +135,8 @@ def decide(policy: IntervalPolicy, *, rate: FailureRate, costs: Costs, before: D
 def first_decision(policy: IntervalPolicy, *, rate: FailureRate, step_seconds: float, restart_seconds: float) -> Decision:
     """Before any save was measured: as many seconds as the deployment's steps take."""
     seconds, bound = _clamped(policy.every_steps * step_seconds, policy, "")
-    limit = f", within checkpoints.adaptive.{bound}" if bound else ""
+    words = {"least": "sooner", "most": "later"}
+    limit = f", but not {words[bound]} than checkpoints.adaptive.{bound}" if bound in words else ""
     steps = f"{policy.every_steps} step{'s' if policy.every_steps > 1 else ''}"
     return Decision(
         interval_seconds=seconds,

@@ -201,6 +201,13 @@ class AdaptiveInterval(Section):
     most: Annotated[Seconds, Field(gt=0)] = said("never later, duration, at least as long", 3600.0)
 
 
+def _some_url(text: str) -> str:
+    if "://" not in text and not text.startswith("/"):
+        rule = "a URL such as s3://bucket/runs or file:///shared/runs, or an absolute path"
+        raise PydanticCustomError("quantity", "{seen}", {"seen": f"{text!r} names no second place", "rule": rule})
+    return text
+
+
 class CheckpointPolicy(Section):
     """When checkpoints are written and which are kept: on the storage, which survives every fault."""
 
@@ -209,7 +216,10 @@ class CheckpointPolicy(Section):
         "time between two checkpoints instead, duration, for plans: the trainer counts steps; None: every_steps", None
     )
     adaptive: AdaptiveInterval | None = said(
-        "the trainer chooses the interval between these bounds; None: every_steps. The first interval is every_steps", None
+        "a table, also an empty one: the trainer chooses the interval by what saves, restarts and failures cost "
+        "(failures.every, else one a day, until it has learned); it begins with every_steps, between the bounds. "
+        "None: every_steps",
+        None,
     )
     when_busy: Literal["skip", "wait"] = said(
         "a save that comes due while the one before is still being written: leave it out with an alarm, or wait", "skip"
@@ -220,10 +230,13 @@ class CheckpointPolicy(Section):
     snapshot_linger: Seconds = said("how long a dead trainer's snapshot stays in host memory for the next one, duration", 300.0)
     keep_last: Whole = said("newest verified checkpoints that are kept", 2)
     permanent_every: WholeOrZero = said("every n-th checkpoint is kept for good; 0: none", 0)
-    keep_best: WholeOrZero = said("checkpoints with the lowest held-out loss that are kept", 0)
+    keep_best: WholeOrZero = said(
+        "checkpoints with the lowest held-out loss that are kept, of those saved at a step that was evaluated", 0
+    )
     budget: Bytes | None = said("bytes that the checkpoints of a run may take; None: no limit", None)
-    mirror: str | None = said(
-        "a second place for committed checkpoints, such as s3://bucket/run or file:///shared/run; None: none", None
+    mirror: Annotated[str, AfterValidator(_some_url)] | None = said(
+        "a second place for committed checkpoints: s3://bucket/runs, or file:///shared/runs, a directory that exists; None: none",
+        None,
     )
     mirror_every: Whole = said("every n-th committed checkpoint is copied there", 1)
     bytes_per_parameter: Annotated[int, Field(ge=2, le=32)] = said(

@@ -144,9 +144,16 @@ def choose(
         raise RunError(
             "no checkpoint of this run can be used: " + "; ".join(lines),
             "a run with committed checkpoints is never started again from scratch, nor goes on from those of another",
-            f"restore one of them under {run.checkpoints} from a copy, remove what belongs to another run, or start a new run",
+            _way_out(run),
         )
     return Choice(checkpoint=None, segment=None, step=0, rejected=[])
+
+
+def _way_out(run: RunDirectory) -> str:
+    mirror = run.info()["deployment"].get("checkpoints", {}).get("mirror")
+    if mirror is not None:
+        return f"headway resume {run.root} looks on the mirror {mirror} too, and fetches what it finds whole"
+    return f"restore one of them under {run.checkpoints} from a copy, remove what belongs to another run, or start a new run"
 
 
 def _candidates(run: RunDirectory, chain: list[Segment], recorded: set[CheckpointName]) -> list[CheckpointName]:

@@ -189,7 +189,12 @@ class _Search:
         """Nothing is admissible without a chain; ``choose`` refuses where checkpoints lie here all the same."""
         choose(self.run, self.chain)
         if self.fault is not None:
-            raise self._unreachable("no checkpoint is here")
+            problem = self.fault.problems[0]
+            raise EnvironmentFault(
+                f"the mirror {self.mirror.url} is out of reach: {problem.seen}",
+                "a run starts when it is known that none of its checkpoints lies there",
+                f"{problem.way_out}; or run without checkpoints.mirror",
+            )
         if names:
             rule = f"mirror: {self.mirror.url}; path: {self.run.segments}"
             raise RunError("the mirror holds checkpoints of this run, but it has no segments", rule, "restore their directories")

@@ -208,7 +208,7 @@ class Flusher:
             return
         self._tell(job, "pruned", deleted=gone, retention_ns=self._clock.stamp().boot_ns - began_ns)
         if plan.note:
-            self._tell(job, "retention_failed", error=plan.note)
+            self._tell(job, "over_budget", error=plan.note)
 
     def _since(self, job: Job) -> int:
         return self._clock.stamp().boot_ns - job.began_ns

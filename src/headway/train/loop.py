@@ -172,7 +172,7 @@ def hear(run: TrainRun, outcomes: list[Outcome]) -> None:
             run.ordinal -= not run.saver.under_way  # else the number after it is given already
             run.log.write("save_failed", step=outcome.step, error=run.save_error)
             run.cadence.left_out()
-        elif outcome.kind in ("retention_failed", "mirror_failed"):
+        elif outcome.kind in ("retention_failed", "over_budget", "mirror_failed"):
             run.log.write(outcome.kind, step=outcome.step, error=str(outcome.fields["error"]))
         elif outcome.kind == "mirrored":
             run.log.write("mirrored", step=outcome.step, checkpoint=outcome.checkpoint, **outcome.fields)
