@@ -16,8 +16,8 @@ from headway.checkpoint.load import Sources, load_checkpoint, load_state
 from headway.checkpoint.saver import Place, SavePolicy, Saver
 from headway.rundir.segments import Segment, current_chain, read_segments, write_segment
 from headway.store.admissible import choose
-from headway.store.client import end_writers
 from headway.store.manifest import BLOCK_BYTES
+from headway.store.writer.client import end_writers
 
 
 @pytest.fixture

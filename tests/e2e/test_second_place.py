@@ -11,7 +11,7 @@ from conftest_e2e import events_of, trace
 from headway.monitor.alarms import find_alarms
 from headway.rundir.metrics import read_steps
 from headway.rundir.segments import read_segments
-from headway.store.mirror import Mirror
+from headway.store.mirror.mirror import Mirror
 
 pytestmark = pytest.mark.e2e
 

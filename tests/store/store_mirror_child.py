@@ -14,8 +14,8 @@ from mirror_cases import FaultyFileSystem, die
 from store_cases import RUN_ID
 
 from headway.rundir.layout import RunDirectory
-from headway.store import mirror_blocks
-from headway.store.mirror import Mirror
+from headway.store.mirror import blocks as mirror_blocks
+from headway.store.mirror.mirror import Mirror
 
 NAME = "g0001-s00000002"
 LOCAL_CALLS = ("replace", "rename", "fsync")
@@ -80,7 +80,7 @@ if __name__ == "__main__":
                     die()
                 yield piece
 
-        from headway.store import mirror_copy
+        from headway.store.mirror import copy as mirror_copy
 
         mirror_copy.proven, mirror_blocks.GROUP_BYTES, mirror_blocks.FILES_AT_ONCE = dying, 1 << 20, 1
         Mirror.open(url, RUN_ID).put(directory)

@@ -14,11 +14,11 @@ from store_cases import RUN_ID, chain_of, flip_bit, make_run
 
 from headway.base.clocks import FakeClock
 from headway.base.errors import ConfigError, EnvironmentFault, RunError
-from headway.store import mirror_blocks
 from headway.store.admissible import choose
-from headway.store.mirror import Mirror, MirrorFault, Proof
-from headway.store.mirror_blocks import side_by_side
-from headway.store.mirror_objects import PAUSES_SECONDS, Objects
+from headway.store.mirror import blocks as mirror_blocks
+from headway.store.mirror.blocks import side_by_side
+from headway.store.mirror.mirror import Mirror, MirrorFault, Proof
+from headway.store.mirror.objects import PAUSES_SECONDS, Objects
 
 
 @pytest.fixture
@@ -406,7 +406,7 @@ def small_disk(tmp_path):
 @pytest.mark.parametrize("look_first", [True, False], ids=["preflight", "while writing"])
 def test_a_full_disk_here_is_named_and_left_empty(mirror, run, small_disk, monkeypatch, look_first):
     if not look_first:
-        monkeypatch.setattr("headway.store.mirror_fetch._require_room", lambda hidden, needed_bytes: None)
+        monkeypatch.setattr("headway.store.mirror.fetch._require_room", lambda hidden, needed_bytes: None)
     name = save_two(run, 1, 2, rows=800)
     mirror.put(run.checkpoints / name)
     with pytest.raises(EnvironmentFault, match="No space left on device") as caught:
@@ -524,7 +524,7 @@ def test_a_url_that_means_nothing_is_refused(url, words):
 
 @pytest.mark.parametrize("package", ["fsspec", "s3fs"])
 def test_a_missing_package_names_the_extra(package, tmp_path):
-    code = f"import sys; sys.modules[{package!r}] = None\nfrom headway.store.mirror import ConfigError, Mirror\n"
+    code = f"import sys; sys.modules[{package!r}] = None\nfrom headway.store.mirror.mirror import ConfigError, Mirror\n"
     code += "try: Mirror.open('s3://bucket/x', 'id')\nexcept ConfigError as error: print(error)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, timeout=60)
     assert "pip install '.[storage]'" in done.stdout, done.stdout + done.stderr

@@ -14,8 +14,8 @@ from headway.base.errors import EnvironmentFault, RunError
 from headway.base.records import read_records
 from headway.store.admissible import choose, list_checkpoints, refusals
 from headway.store.manifest import load_manifest
-from headway.store.mirror import Mirror, MirrorFault
-from headway.store.mirror_choice import choose_with_mirror
+from headway.store.mirror.choice import choose_with_mirror
+from headway.store.mirror.mirror import Mirror, MirrorFault
 from headway.store.names import REJECTED
 from headway.store.retention import Retention, apply_retention
 from headway.store.verify import verify
@@ -318,7 +318,7 @@ def test_a_restart_that_was_cut_short_after_moving_aside_goes_on(mirror, run, mo
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("headway.store.mirror_choice.settle", die)
+        patch.setattr("headway.store.mirror.choice.settle", die)
         with pytest.raises(KeyboardInterrupt):
             go_on(run, mirror)
     assert not (run.checkpoints / names[1]).exists()

@@ -14,7 +14,7 @@ from store_cases import RUN_ID, chain_of, make_run
 
 from headway.rundir.layout import RunDirectory
 from headway.store.admissible import choose
-from headway.store.mirror import Mirror
+from headway.store.mirror.mirror import Mirror
 
 CHILD = Path(__file__).with_name("store_mirror_child.py")
 NAME, OLDER = "g0001-s00000002", "g0001-s00000001"

@@ -20,9 +20,10 @@ from store_cases import RUN_ID, chain_of, flip_bit, make_run, record_save
 
 from headway.base.clocks import FakeClock
 from headway.base.errors import EnvironmentFault
-from headway.store import mirror_blocks, mirror_objects
-from headway.store.mirror import Mirror, MirrorFault, Proof
-from headway.store.mirror_choice import choose_with_mirror
+from headway.store.mirror import blocks as mirror_blocks
+from headway.store.mirror import objects as mirror_objects
+from headway.store.mirror.choice import choose_with_mirror
+from headway.store.mirror.mirror import Mirror, MirrorFault, Proof
 
 pytestmark = pytest.mark.e2e
 CHILD = Path(__file__).with_name("store_mirror_child.py")

@@ -17,12 +17,14 @@ from headway.base.clocks import FakeClock
 from headway.base.errors import EnvironmentFault
 from headway.rundir.processes import is_alive, start_ticks
 from headway.store.admissible import choose
-from headway.store.client import WriterClient, end_writers
-from headway.store.outcomes import pending, read_outcomes
 from headway.store.rectangle import Part, file_header, in_file_order, places
 from headway.store.verify import verify
-from headway.store.wire import Channel, address, connect
-from headway.store.writer import Attachment, Pace, Seal, Writer
+from headway.store.writer.client import WriterClient, end_writers
+from headway.store.writer.flush import Pace
+from headway.store.writer.outcomes import pending, read_outcomes
+from headway.store.writer.protocol import Attachment, Seal
+from headway.store.writer.serve import Writer
+from headway.store.writer.wire import Channel, address, connect
 
 SHAPE = (300, 7)
 PARTS = tuple(
@@ -230,7 +232,7 @@ def test_a_dead_writer_is_noticed_and_replaced(run):
 
 
 def test_a_stuck_writer_is_ended_by_the_next_trainer(run, monkeypatch):
-    monkeypatch.setattr("headway.store.client.ANSWER_SECONDS", 0.5)
+    monkeypatch.setattr("headway.store.writer.client.ANSWER_SECONDS", 0.5)
     trainer = Trainer(run)
     os.kill(trainer.client.pid, signal.SIGSTOP)
     assert WriterClient.find(run, 0) is None

@@ -24,12 +24,12 @@ from headway.base.errors import EnvironmentFault, RunError
 from headway.checkpoint.rectangles import LocalPart, local_parts
 from headway.checkpoint.tensors import DTYPES
 from headway.rundir.layout import RunDirectory
-from headway.store.client import WriterClient
 from headway.store.names import CheckpointName, data_file
-from headway.store.outcomes import COMMITTED, FAILED
 from headway.store.rectangle import Part, file_header, in_file_order, places
-from headway.store.wire import Message
-from headway.store.writer import Attachment, Seal
+from headway.store.writer.client import WriterClient
+from headway.store.writer.outcomes import COMMITTED, FAILED
+from headway.store.writer.protocol import Attachment, Seal
+from headway.store.writer.wire import Message
 
 STUCK_SECONDS, SLOWEST_BYTES_PER_SECOND = 60.0, 10e6
 """A writer that says nothing about a sealed save for so long, and for what its bytes take at this speed (half of a

@@ -27,8 +27,8 @@ from headway.rundir.metrics import read_steps
 from headway.rundir.segments import Segment, is_admissible, read_segments
 from headway.store.manifest import load_manifest
 from headway.store.names import DELETED, MANIFEST, REJECTED, TOMBSTONE, CheckpointName, parse_name
-from headway.store.outcomes import committed_digests
 from headway.store.verify import Verdict, verify
+from headway.store.writer.outcomes import committed_digests
 
 MISSING = "missing: it was committed, and retention did not delete it"
 

@@ -25,9 +25,9 @@ from headway.rundir.metrics import read_all_steps
 from headway.rundir.processes import this_process
 from headway.rundir.segments import Segment, current_chain, read_segments, write_segment
 from headway.store.admissible import Choice, choose, saving_segments
-from headway.store.client import end_writers
-from headway.store.mirror import Mirror
-from headway.store.mirror_choice import choose_with_mirror
+from headway.store.mirror.choice import choose_with_mirror
+from headway.store.mirror.mirror import Mirror
+from headway.store.writer.client import end_writers
 from headway.supervise.attempt import Attempt, AttemptEnd, StopSignals, Watch
 from headway.supervise.causes import error_of, error_words, log_tail
 from headway.supervise.launcher import Launcher, ProcessLauncher

@@ -10,7 +10,7 @@ import socket
 
 from headway.rundir.metrics import read_steps
 from headway.rundir.segments import read_segments
-from headway.store.outcomes import pending, read_outcomes
+from headway.store.writer.outcomes import pending, read_outcomes
 from headway.supervise.attempt import Watch
 
 HANDED_OVER_SECONDS = 2.0

@@ -19,7 +19,7 @@ from headway.checkpoint.saver import Outcome
 from headway.evaluate.held_out import held_out_loss
 from headway.evaluate.sample import greedy
 from headway.rundir.metrics import read_chain_rows
-from headway.store.outcomes import COMMITTED, FAILED
+from headway.store.writer.outcomes import COMMITTED, FAILED
 from headway.train.environment import peak_bytes
 from headway.train.sample import prompt_ids
 from headway.train.setup import TrainRun, cursor

@@ -29,7 +29,7 @@ from headway.base.clocks import Clock
 from headway.base.errors import ConfigError, EnvironmentFault, HeadwayError
 from headway.base.files import fsync_directory, make_directory
 from headway.store.durable import DurableWriter
-from headway.store.mirror_faults import MirrorFault, fault_of, in_words, is_bug, is_missing_object, may_pass
+from headway.store.mirror.faults import MirrorFault, fault_of, in_words, is_bug, is_missing_object, may_pass
 
 PAUSES_SECONDS = (1.0, 2.0, 4.0, 8.0)
 """Before the second try, the third, ... Beneath, s3fs and botocore try each request of theirs a few times within seconds."""

@@ -23,9 +23,9 @@ from typing import TypeVar
 
 from headway.base.errors import RunError, from_os_error
 from headway.store.manifest import Manifest, Receipt, load_manifest, receipt_bytes
-from headway.store.mirror_blocks import Read, flaw, proven, reading
-from headway.store.mirror_faults import MirrorFault
-from headway.store.mirror_objects import Objects
+from headway.store.mirror.blocks import Read, flaw, proven, reading
+from headway.store.mirror.faults import MirrorFault
+from headway.store.mirror.objects import Objects
 from headway.store.names import MANIFEST, data_file, receipt_file
 from headway.store.verify import OpenCheckpoint, open_checkpoint
 

@@ -24,8 +24,8 @@ from headway.base.records import append_stamped
 from headway.rundir.layout import RunDirectory
 from headway.rundir.segments import Segment, is_admissible
 from headway.store.admissible import Choice, choose, deleted_names, list_checkpoints, reason_against, recorded_names
-from headway.store.mirror import Mirror, MirrorFault
-from headway.store.mirror_fetch import clear_downloads, settle
+from headway.store.mirror.fetch import clear_downloads, settle
+from headway.store.mirror.mirror import Mirror, MirrorFault
 from headway.store.names import REJECTED, CheckpointName, parse_name
 
 NOT_THERE, OUT_OF_REACH = "not there", "out of reach"

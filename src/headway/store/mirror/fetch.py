@@ -20,9 +20,9 @@ from headway.base.errors import EnvironmentFault, from_os_error
 from headway.base.files import fsync_directory, make_directory, require_room, write_atomic
 from headway.store.durable import DurableWriter
 from headway.store.manifest import Receipt
-from headway.store.mirror_blocks import flaw, proven, reading, side_by_side
-from headway.store.mirror_copy import Copy, described
-from headway.store.mirror_faults import MirrorFault
+from headway.store.mirror.blocks import flaw, proven, reading, side_by_side
+from headway.store.mirror.copy import Copy, described
+from headway.store.mirror.faults import MirrorFault
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
 DOING = "cannot write a checkpoint from the mirror"

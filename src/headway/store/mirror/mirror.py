@@ -1,8 +1,8 @@
 """The second place for checkpoints: copies of committed ones on shared or object storage, URL/RUN_ID/g0001-s00000040/...
 
-    put      here -> there   data and receipts, then the manifest          ``mirror_copy``: what is written when, and why
+    put      here -> there   data and receipts, then the manifest          ``copy``: what is written when, and why
     verify   there           every byte is read back
-    fetch    there -> here   hidden until it is whole                      ``mirror_fetch``
+    fetch    there -> here   hidden until it is whole                      ``fetch``
     prune    there           manifests first; the newest that was read back whole never goes
 
 Listings may be old: they suggest names, and reading MANIFEST.json decides. One owner writes (whoever holds the run's lease). A
@@ -20,11 +20,11 @@ from headway.base.clocks import Clock, SystemClock
 from headway.base.digests import digest_bytes, short
 from headway.base.errors import ConfigError, RunError
 from headway.store.manifest import Manifest, manifest_bytes
-from headway.store.mirror_blocks import side_by_side
-from headway.store.mirror_copy import Copy, Proof, described, files_of
-from headway.store.mirror_faults import MirrorFault
-from headway.store.mirror_fetch import download, settle
-from headway.store.mirror_objects import Objects
+from headway.store.mirror.blocks import side_by_side
+from headway.store.mirror.copy import Copy, Proof, described, files_of
+from headway.store.mirror.faults import MirrorFault
+from headway.store.mirror.fetch import download, settle
+from headway.store.mirror.objects import Objects
 from headway.store.names import MANIFEST, CheckpointName, parse_name
 from headway.store.verify import Verdict, open_checkpoint
 

@@ -16,7 +16,7 @@ from headway.base.clocks import Clock
 from headway.base.errors import HeadwayError
 from headway.rundir.layout import RunDirectory
 from headway.store.admissible import recorded_deletions
-from headway.store.mirror import Mirror
+from headway.store.mirror.mirror import Mirror
 
 
 class Mirroring:

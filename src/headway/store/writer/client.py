@@ -15,8 +15,8 @@ from typing import Any
 
 from headway.base.errors import EnvironmentFault, from_os_error
 from headway.rundir.layout import RunDirectory
-from headway.store.wire import Channel, Message, address, connect, listen, readable
-from headway.store.writer import Attachment, Seal
+from headway.store.writer.protocol import Attachment, Seal
+from headway.store.writer.wire import Channel, Message, address, connect, listen, readable
 
 ANSWER_SECONDS = 30.0
 """To a greeting: it needs an interpreter's start at most."""
