@@ -32,7 +32,7 @@ test: $(READY)  ## the test suite
 test-all: $(READY)  ## the test suite and the tests that need minutes each
 	@$(BIN)/$(PYTEST) $(PYTEST_ARGS)
 
-check: $(READY)  ## format, lint, types, import contracts and the quick tests (about a minute)
+check: $(READY)  ## format, lint, types, import contracts and the quick tests (about two minutes)
 	@$(BIN)/ruff format --check src tests bench
 	@$(BIN)/ruff check src tests bench
 	@$(BIN)/mypy

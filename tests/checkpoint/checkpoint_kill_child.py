@@ -5,9 +5,9 @@ import sys
 from pathlib import Path
 
 from checkpoint_cases import state
+from sync_save import save_checkpoint
 
 from headway.base.failpoints import arm
-from headway.checkpoint.save import save_checkpoint
 from headway.rundir.layout import RunDirectory
 
 for root in sys.argv[1:]:

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 from checkpoint_cases import blank, make_run, same, state
+from sync_save import save_checkpoint
 
 from headway.base.errors import EnvironmentFault
 from headway.base.failpoints import SAVE_POINTS, arm, disarm
 from headway.checkpoint.digest import state_digest
 from headway.checkpoint.load import load_checkpoint
-from headway.checkpoint.save import save_checkpoint
 from headway.rundir.segments import current_chain, read_segments
 from headway.store.admissible import choose
 

@@ -12,12 +12,12 @@ import safetensors.torch
 import torch
 import xxhash
 from checkpoint_cases import blank, make_run, same, state
+from sync_save import save_checkpoint
 
 from headway.base.clocks import FakeClock
 from headway.base.errors import RunError
 from headway.checkpoint.digest import state_digest, tensor_digests
 from headway.checkpoint.load import load_checkpoint
-from headway.checkpoint.save import save_checkpoint
 from headway.checkpoint.tensors import DTYPES, bytes_view
 from headway.rundir.segments import current_chain, read_segments
 from headway.store.admissible import choose

@@ -1,4 +1,4 @@
-"""Save a state: tensors -> rectangles -> the store's transaction. Synchronous; one rank holds everything."""
+"""A whole save in one call and one process, by the store's own steps: for tests that need a checkpoint at once."""
 
 from __future__ import annotations
 
