@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import signal
 import socket
@@ -348,6 +349,7 @@ def test_nothing_grows_over_many_saves(run):
     trainer = Trainer(run)
 
     def look():
+        gc.collect()  # files that earlier tests of this process left to the collector
         return len(os.listdir("/proc/self/fd")), len(os.listdir(f"/proc/{trainer.client.pid}/fd"))
 
     looks = []
@@ -356,7 +358,8 @@ def test_nothing_grows_over_many_saves(run):
         trainer.hear("committed")
         looks.append(look())
     least = [tuple(min(counts) for counts in zip(*part)) for part in (looks[4:15], looks[-11:])]
-    assert least[0] == least[1], "files are open for a moment while old checkpoints are deleted"
+    # The least of eleven looks, since files are open for a moment while old checkpoints are deleted.
+    assert all(later <= earlier for earlier, later in zip(*least)), f"open files, trainer and writer: {least}"
 
 
 def test_the_same_step_twice_is_two_checkpoints(run):
