@@ -68,4 +68,5 @@ $(READY): pyproject.toml constraints.txt
 $(BENCH_READY): $(READY)
 	@echo "Installing what the benchmarks compare with into $(VENV)"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt $(PIP_ARGS) -e '.[engine,dev,bench]'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -c constraints.txt $(PIP_ARGS) litgpt
 	@touch $(BENCH_READY)

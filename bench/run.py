@@ -23,8 +23,8 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "docs" / "results"
-BENCHMARKS = ("stream", "input_wait", "training", "checkpoint", "plan_accuracy", "plan_memory")
-PACKAGES = ("headway", "torch", "numpy", "scipy", "transformers", "safetensors", "tokenizers", "xxhash")
+BENCHMARKS = ("stream", "input_wait", "training", "model_family", "checkpoint", "plan_accuracy", "plan_memory")
+PACKAGES = ("headway", "torch", "numpy", "scipy", "transformers", "accelerate", "litgpt", "safetensors", "tokenizers", "xxhash")
 RATIO_WORDS = ("share", "ratio", "over", "fraction", "times", "vs", "percentage", "bias", "median", "worst")
 """A figure whose name holds one of these words is a ratio: it goes into the table."""
 

@@ -33,9 +33,10 @@ from headway.model.decoder import Decoder
 from headway.model.init import initialise
 from headway.model.loss import loss_sums
 from headway.model.precision import ComputeModel
-from headway.optim.adamw import build_optimizer, set_rate
+from headway.optim.build import build_optimizer
 from headway.optim.clip import clip_by_norm
-from headway.recipe.spec import ModelSpec, OptimizerSpec
+from headway.optim.guard import Guard
+from headway.recipe.spec import ModelSpec, OptimizerSpec, PrecisionSpec
 
 MEAN_DOCUMENT_TOKENS = 2_000
 ADAMW = OptimizerSpec("adamw", 1e-3, 0.9, 0.95, 1e-8, 0.1, 1.0)
@@ -105,20 +106,22 @@ def our_step(shape: Shape) -> Callable[[], float]:
     spec = shape.model
     decoder = Decoder(spec)
     initialise(decoder, spec, seed=1)
-    compute, optimizer = ComputeModel(decoder, "bfloat16"), build_optimizer(decoder, ADAMW)
-    parameters, ids = list(decoder.parameters()), random_tokens(shape)
+    compute, optimizer = ComputeModel(decoder, PrecisionSpec("bfloat16")), build_optimizer(decoder, ADAMW)
+    parameters, ids, guard = list(decoder.parameters()), random_tokens(shape), Guard(None)
     tokens_BT, targets_BT = ids[:, :-1].contiguous(), ids[:, 1:].contiguous()
     position_BT, document_BT = documents(shape.rows, shape.sequence_length, MEAN_DOCUMENT_TOKENS)
 
     def step() -> float:
-        context = make_context(position_BT, document_BT, spec.rope_base, spec.head_width, compute.dtype)
+        context = make_context(position_BT, document_BT, spec, spec.rope, compute.dtype)
         sums = loss_sums(compute.forward(tokens_BT, context), compute.head_weight, targets_BT, None, Z_WEIGHT)
         (sums.objective_sum / shape.tokens).backward()
-        if clip_by_norm(parameters, ADAMW.clip_norm).finite:
-            set_rate(optimizer, ADAMW.peak_rate)
-            optimizer.step()
+        clip = clip_by_norm(parameters, ADAMW.clip_norm)
+        bad = guard.judge(clip.norm)
+        optimizer.set_rate(ADAMW.peak_rate)
+        optimizer.step(bad)
+        if clip.read(bad).applied:
             compute.refresh()
-        optimizer.zero_grad(set_to_none=True)
+        optimizer.zero_grad()
         return float(sums.nll_sum) / shape.tokens
 
     return step
@@ -216,8 +219,9 @@ def measure_attention(length: int, mean_tokens: float, rounds: int) -> dict:
     q, k, v = (torch.randn(rows, length, h, width).bfloat16().requires_grad_() for h in (heads, kv_heads, kv_heads))
     grad, scaled = torch.randn_like(q), 1 / math.sqrt(width)
     position_BT, document_BT = documents(rows, length, mean_tokens)
-    context = make_context(position_BT, document_BT, 1e4, width, torch.bfloat16)
-    bias = document_mask(context.start_BT, torch.bfloat16)
+    spec = ModelSpec(1, width, heads, kv_heads, width, 1, 1, 1e4, 1e-5, True, True, 0.02)
+    visible = make_context(position_BT, document_BT, spec, spec.rope, torch.bfloat16).full
+    bias = document_mask(visible.start_BT, torch.bfloat16)
 
     def sdpa(mask: torch.Tensor | None) -> torch.Tensor:
         heads_first = (x.transpose(1, 2) for x in (q, k, v))
@@ -226,7 +230,7 @@ def measure_attention(length: int, mean_tokens: float, rounds: int) -> dict:
         )
 
     kinds: dict[str, Callable[[], torch.Tensor]] = {
-        "ours": lambda: attend(q * scaled, k, v, context),
+        "ours": lambda: attend(q * scaled, k, v, visible),
         "sdpa_boolean_mask": lambda: sdpa((bias == 0).unsqueeze(1)),
         "sdpa_additive_mask": lambda: sdpa(bias.unsqueeze(1)),
         "sdpa_causal_without_documents": lambda: sdpa(None),

@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[1]
 SOURCE = ROOT / "src" / "headway"
 FILES = sorted(SOURCE.rglob("*.py"))
 ROOMS = sorted(path.name for path in SOURCE.iterdir() if (path / "__init__.py").is_file())
-DESK = ["base", "recipe", "formulas", "rundir", "store", "data", "monitor", "plan", "supervise", "report", "cli"]
+DESK = ["base", "recipe", "formulas", "rundir", "store", "data", "monitor", "plan", "supervise", "report", "experiment", "cli"]
 MAX_LINES = 500
 WITHOUT_TORCH = "import sys; sys.modules['torch'] = None; sys.modules['headway.engine'] = None\n"
 

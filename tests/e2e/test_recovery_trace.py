@@ -12,7 +12,6 @@ from conftest_e2e import trace
 
 from headway.checkpoint.digest import state_digest
 from headway.monitor.ledger import build_ledger
-from headway.optim.adamw import restore_step
 from headway.rundir.events import read_events
 from headway.rundir.metrics import read_all_steps
 from headway.rundir.segments import current_chain, read_segments
@@ -70,7 +69,7 @@ def moments(run):
 
 
 def update_count(run):
-    restore_step(run.trainee.optimizer, 0)
+    run.trainee.optimizer.restore_step(0)
     return 0
 
 

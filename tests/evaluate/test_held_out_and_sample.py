@@ -14,12 +14,13 @@ from headway.model.context import make_context
 from headway.model.decoder import Decoder
 from headway.model.init import initialise
 from headway.model.precision import ComputeModel
-from headway.recipe.spec import ModelSpec
+from headway.recipe.spec import ModelSpec, PrecisionSpec, RopeSpec
 
 MODEL = ModelSpec(
     layers=2, width=16, heads=2, kv_heads=1, head_width=8, ffn_width=24, vocabulary=29,
     rope_base=1e4, norm_epsilon=1e-5, qk_norm=True, tied_embeddings=True, init_std=0.3,
 )  # fmt: skip
+ROPE = RopeSpec(1e4)
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ class Batch:
 def compute_model(compute="float32") -> ComputeModel:
     model = Decoder(MODEL)
     initialise(model, MODEL, 2)
-    return ComputeModel(model, compute)
+    return ComputeModel(model, PrecisionSpec(compute))
 
 
 def batches(sizes, rows=12, time=16) -> list[Batch]:
@@ -49,7 +50,7 @@ def batches(sizes, rows=12, time=16) -> list[Batch]:
 @pytest.mark.parametrize("sizes", [[1] * 12, [5, 7], [11, 1]])
 def test_L2_loss_does_not_depend_on_the_batch_size(sizes):
     model = compute_model()
-    whole, cut = held_out_loss(model, batches([12]), 1e4), held_out_loss(model, batches(sizes), 1e4)
+    whole, cut = held_out_loss(model, batches([12]), ROPE), held_out_loss(model, batches(sizes), ROPE)
     assert whole.targets == cut.targets == 192
     assert cut.loss == pytest.approx(whole.loss, rel=1e-6)
 
@@ -59,16 +60,16 @@ def test_loss_is_the_plain_mean_over_targets():
     (batch,) = batches([12])
     tokens, targets, document, position = (torch.from_numpy(x) for x in vars(batch).values())
     with torch.no_grad():
-        hidden = model.forward(tokens, make_context(position, document, 1e4, 8, torch.float32))
+        hidden = model.forward(tokens, make_context(position, document, MODEL, ROPE, torch.float32))
         logits = (hidden @ model.head_weight.T).flatten(0, 1)
     expected = torch.nn.functional.cross_entropy(logits, targets.flatten())
-    assert held_out_loss(model, [batch], 1e4).loss == pytest.approx(float(expected), rel=1e-6)
+    assert held_out_loss(model, [batch], ROPE).loss == pytest.approx(float(expected), rel=1e-6)
 
 
 def test_evaluation_leaves_no_gradient():
     model = compute_model("bfloat16")
-    held_out_loss(model, batches([12]), 1e4)
-    greedy(model, [[1, 2]], 3, 1e4)
+    held_out_loss(model, batches([12]), ROPE)
+    greedy(model, [[1, 2]], 3, ROPE)
     assert all(p.grad is None for p in model.decoder.parameters())
 
 
@@ -79,14 +80,15 @@ def test_no_targets_is_an_error_not_a_number():
 
 def logits_of(model, ids):
     position = torch.arange(len(ids))[None]
-    hidden = model.forward(torch.tensor([ids]), make_context(position, torch.zeros_like(position), 1e4, 8, torch.float32))
+    context = make_context(position, torch.zeros_like(position), MODEL, ROPE, torch.float32)
+    hidden = model.forward(torch.tensor([ids]), context)
     return (hidden @ model.head_weight.T)[0, -1]
 
 
 def test_greedy_is_the_repeated_argmax_and_repeats():
     model, prompts = compute_model(), [[3, 4, 5], [7], [28, 0, 1, 2]]
-    first = greedy(model, prompts, 6, 1e4)
-    assert first == greedy(model, prompts, 6, 1e4)
+    first = greedy(model, prompts, 6, ROPE)
+    assert first == greedy(model, prompts, 6, ROPE)
     for prompt, continuation in zip(prompts, first, strict=True):
         ids = list(prompt)
         for token in continuation:
@@ -97,17 +99,17 @@ def test_greedy_is_the_repeated_argmax_and_repeats():
 
 def test_greedy_does_not_depend_on_the_company():
     model = compute_model()
-    assert greedy(model, [[3, 4, 5], [7]], 5, 1e4) == [greedy(model, [p], 5, 1e4)[0] for p in ([3, 4, 5], [7])]
+    assert greedy(model, [[3, 4, 5], [7]], 5, ROPE) == [greedy(model, [p], 5, ROPE)[0] for p in ([3, 4, 5], [7])]
 
 
 def test_greedy_stops_before_the_document_token():
     model = compute_model()
-    (free,) = greedy(model, [[3, 4, 5]], 6, 1e4)
+    (free,) = greedy(model, [[3, 4, 5]], 6, ROPE)
     stop = free[-1]
-    (stopped,) = greedy(model, [[3, 4, 5]], 6, 1e4, document_token=stop)
+    (stopped,) = greedy(model, [[3, 4, 5]], 6, ROPE, document_token=stop)
     assert stopped == free[: free.index(stop)]
 
 
 def test_an_empty_prompt_is_refused():
     with pytest.raises(ConfigError, match="without tokens"):
-        greedy(compute_model(), [[]], 3, 1e4)
+        greedy(compute_model(), [[]], 3, ROPE)

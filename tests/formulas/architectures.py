@@ -55,7 +55,7 @@ def models(draw: st.DrawFn) -> ModelSpec:
         init_std=0.02,
         ffn=draw(st.sampled_from(("swiglu", "geglu", "gelu", "relu2"))),
         norm=draw(st.sampled_from(("rmsnorm", "layernorm"))),
-        block=draw(st.sampled_from(("pre", "post", "sandwich", "parallel", "parallel-two-norms"))),
+        block=draw(st.sampled_from(("pre", "post", "post-add", "sandwich", "parallel", "parallel-two-norms"))),
         bias=draw(st.sampled_from(("none", "norm", "qkv", "all"))),
         position=position,
         positions=draw(st.integers(1, 50)) if position == "learned" else 0,

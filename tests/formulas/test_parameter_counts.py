@@ -11,6 +11,8 @@ from formula_text import computed
 from hypothesis import given
 from known_models import DEEPSEEK_V3, KNOWN, QWEN3_30B_A3B
 
+from headway.formulas.activations import Pass
+from headway.formulas.memory import memory_quantities
 from headway.formulas.parameters import count_parameters, parameter_quantities, parameters_in_6n
 from headway.recipe.roles import Role, parameter_shapes
 from headway.recipe.spec import ModelSpec
@@ -40,6 +42,12 @@ def test_heads_for_further_tokens_stand_apart():
     assert block == 256 * 3 * 7168 * 2048 + 3 * 7168 * 2048 + 256 * 7168 + 256 + plain.attention // 61 + 2 * 7168 + 1536 + 512
 
 
+def test_training_holds_heads_for_further_tokens_too():
+    small = replace(KNOWN["GPT-2-124M(nanoGPT)"], mtp_layers=2)
+    state = memory_quantities(Pass(model=small, compute="bfloat16", sequence_length=64, rows=1))["state"]
+    assert state.value == 16 * sum(shape.count for shape in parameter_shapes(small))
+
+
 def test_neox_by_formula_and_as_published(reference):
     """The published count has norms and biases of two tensor-parallel ranks in it."""
     assert count_parameters(KNOWN["GPT-NeoX-20B"]).total == 20_554_567_680
@@ -66,9 +74,10 @@ def test_counts_are_those_of_the_shapes(model: ModelSpec):
     assert count.stored == sum(shape.count for shape in shapes)
     main = [shape for shape in shapes if not shape.name.startswith("mtp.")]
     assert count.total == sum(shape.count for shape in main)
-    for role, part in ((Role.GAIN, count.gains), (Role.BIAS, count.biases), (Role.HEAD, count.head)):
-        assert part == sum(shape.count for shape in main if shape.role is role)
-    products = sum(shape.count for shape in main if shape.role in (Role.MATRIX, Role.RESIDUAL))
+    parts = (((Role.GAIN,), count.gains), ((Role.BIAS, Role.BALANCE), count.biases), ((Role.HEAD,), count.head))
+    for roles, part in (*parts, ((Role.ROUTER,), count.router)):
+        assert part == sum(shape.count for shape in main if shape.role in roles)
+    products = sum(shape.count for shape in main if shape.role in (Role.MATRIX, Role.RESIDUAL, Role.ROUTER))
     assert count.in_products == products + model.vocabulary * model.width
 
 

@@ -5,10 +5,10 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
+from model_cases import plain_context
 
 from headway.model import attention
 from headway.model.attention import attend
-from headway.model.context import make_context
 from headway.model.decoder import Decoder
 from headway.model.init import initialise
 from headway.recipe.roles import parameter_shapes
@@ -77,10 +77,9 @@ def test_attention_equals_the_reference_within_each_document(layout):
     position, document = documents(*LAYOUTS[layout])
     generator = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(len(position), 12, h, 8, generator=generator) for h in (4, 2, 2))
-    c = make_context(position, document, 1e4, 8, torch.float32)
-    torch.testing.assert_close(
-        attend(q / math.sqrt(8), k, v, c).double(), reference_attention(q, k, v, document), atol=ROUNDING_FP32, rtol=ROUNDING_FP32
-    )
+    c = plain_context(position, document, 1e4, 8, torch.float32)
+    found, expected = attend(q / math.sqrt(8), k, v, c.full).double(), reference_attention(q, k, v, document)
+    torch.testing.assert_close(found, expected, atol=ROUNDING_FP32, rtol=ROUNDING_FP32)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -89,8 +88,8 @@ def test_attention_gradients_equal_masked_softmax(layout):
     generator = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(len(position), 12, h, 8, generator=generator).requires_grad_() for h in (4, 2, 2))
     grad = torch.randn(q.shape, generator=generator)
-    c = make_context(position, document, 1e4, 8, torch.float32)
-    ours = torch.autograd.grad(attend(q / math.sqrt(8), k, v, c), (q, k, v), grad)
+    c = plain_context(position, document, 1e4, 8, torch.float32)
+    ours = torch.autograd.grad(attend(q / math.sqrt(8), k, v, c.full), (q, k, v), grad)
     sees = (document[:, :, None] == document[:, None, :]).tril()[:, None]
     kg, vg = (x.repeat_interleave(2, 2) for x in (k, v))
     scores = torch.einsum("bthe,bshe->bhts", q, kg) / math.sqrt(8)
@@ -104,11 +103,11 @@ def test_packed_documents_equal_each_document_alone():
     model, lengths = ready(spec), [5, 9, 1, 17]
     tokens = torch.randint(0, 61, (1, 32), generator=torch.Generator().manual_seed(1))
     position, document = documents(lengths)
-    packed = model(tokens, make_context(position, document, 1e4, 8, torch.float32))
+    packed = model(tokens, plain_context(position, document, 1e4, 8, torch.float32))
     start = 0
     for n in lengths:
         p, d = documents([n])
-        alone = model(tokens[:, start : start + n], make_context(p, d, 1e4, 8, torch.float32))
+        alone = model(tokens[:, start : start + n], plain_context(p, d, 1e4, 8, torch.float32))
         torch.testing.assert_close(packed[:, start : start + n], alone, atol=ROUNDING_FP32, rtol=ROUNDING_FP32)
         start += n
 
@@ -118,7 +117,7 @@ def test_nothing_leaks_across_documents_or_from_the_future(row):
     spec = model_spec()
     model = ready(spec)
     tokens = torch.randint(0, 61, (2, 32), generator=torch.Generator().manual_seed(1))
-    c = make_context(*documents(row, [32]), 1e4, 8, torch.float32)
+    c = plain_context(*documents(row, [32]), 1e4, 8, torch.float32)
     changed = tokens.clone()
     changed[:, 15] = (changed[:, 15] + 1) % 61  # the last token of a document in row 0, a middle one in row 1
     before, after = model(tokens, c), model(changed, c)
@@ -133,10 +132,10 @@ def test_positions_restart_and_matter():
     model = ready(spec)
     tokens = torch.randint(0, 61, (1, 16), generator=torch.Generator().manual_seed(1))
     position, document = documents([16])
-    plain = model(tokens, make_context(position, document, 1e4, 8, torch.float32))
-    shifted = model(tokens, make_context(position + 100, document, 1e4, 8, torch.float32))
-    stretched = model(tokens, make_context(position * 2, document, 1e4, 8, torch.float32))
-    other_base = model(tokens, make_context(position, document, 5e5, 8, torch.float32))
+    plain = model(tokens, plain_context(position, document, 1e4, 8, torch.float32))
+    shifted = model(tokens, plain_context(position + 100, document, 1e4, 8, torch.float32))
+    stretched = model(tokens, plain_context(position * 2, document, 1e4, 8, torch.float32))
+    other_base = model(tokens, plain_context(position, document, 5e5, 8, torch.float32))
     torch.testing.assert_close(plain, shifted, atol=1e-4, rtol=1e-4)  # angles of 100 x 1.0 rad: float32 cos differs by 4e-6
     assert (plain - stretched).abs().max() > 1e-3
     assert (plain - other_base).abs().max() > 1e-3
@@ -144,7 +143,7 @@ def test_positions_restart_and_matter():
 
 def test_rotation_is_the_published_one():
     """x e^(i t theta) on pairs (i, i + E/2), as in Llama checkpoints."""
-    c = make_context(torch.tensor([[0, 1, 7]]), torch.zeros(1, 3), 100.0, 4, torch.float32)
+    c = plain_context(torch.tensor([[0, 1, 7]]), torch.zeros(1, 3), 100.0, 4, torch.float32)
     theta = torch.tensor([1.0, 100.0 ** (-0.5)])
     angle = torch.tensor([0.0, 1.0, 7.0])[:, None] * theta
     torch.testing.assert_close(c.cos_BTE[0, :, 0], angle.cos())
@@ -157,7 +156,7 @@ def test_whole_decoder_equals_plain_torch():
     model = ready(spec)
     tokens = torch.randint(0, 61, (3, 12), generator=torch.Generator().manual_seed(1))
     position, document = documents([12], [4, 8], [12])
-    ours = model(tokens, make_context(position, document, 1e4, 8, torch.float32))
+    ours = model(tokens, plain_context(position, document, 1e4, 8, torch.float32))
     torch.testing.assert_close(ours, plain_decoder(model, tokens, position, document), atol=ROUNDING_FP32, rtol=ROUNDING_FP32)
 
 
@@ -194,12 +193,12 @@ def test_blocks_change_nothing_but_rounding(monkeypatch, row, queries, scores, k
     position, document = documents(row, [40], row)
     generator = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(3, 40, h, 8, generator=generator, dtype=torch.float64).requires_grad_() for h in (4, 2, 2))
-    c = make_context(position, document, 1e4, 8, torch.float64)
-    expected = attend(q, k, v, c)
+    c = plain_context(position, document, 1e4, 8, torch.float64)
+    expected = attend(q, k, v, c.full)
     gradients = torch.autograd.grad(expected.square().sum(), (q, k, v))
     for name, value in (("BLOCK_QUERIES", queries), ("BLOCK_SCORES", scores), ("KEPT_SCORES", kept), ("KEY_STEP", 2)):
         monkeypatch.setattr(attention, name, value)
-    found = attend(q, k, v, c)
+    found = attend(q, k, v, c.full)
     torch.testing.assert_close(found, expected)
     for a, b in zip(torch.autograd.grad(found.square().sum(), (q, k, v)), gradients, strict=True):
         torch.testing.assert_close(a, b)
@@ -208,21 +207,21 @@ def test_blocks_change_nothing_but_rounding(monkeypatch, row, queries, scores, k
 def test_blocks_skip_the_keys_of_earlier_documents(monkeypatch):
     monkeypatch.setattr(attention, "BLOCK_QUERIES", 8)
     monkeypatch.setattr(attention, "KEY_STEP", 4)
-    c = make_context(*documents([18, 22], [17, 23]), 1e4, 8, torch.float32)
-    spans = [(b.keys.start, b.keys.stop) for b in attention._blocks(c, 2, 2, torch.float32)]
+    c = plain_context(*documents([18, 22], [17, 23]), 1e4, 8, torch.float32)
+    spans = [(b.keys.start, b.keys.stop) for b in attention._blocks(c.full, 2, 2, torch.float32)]
     assert spans == [(0, 8), (0, 16), (0, 24), (16, 32), (16, 40)]
 
 
 def test_one_document_per_row_needs_no_mask():
-    assert make_context(*documents([8], [8]), 1e4, 8, torch.float32).mask_BTT is None
-    assert make_context(*documents([8], [7, 1]), 1e4, 8, torch.float32).mask_BTT is not None
+    assert plain_context(*documents([8], [8]), 1e4, 8, torch.float32).full.mask_BTT is None
+    assert plain_context(*documents([8], [7, 1]), 1e4, 8, torch.float32).full.mask_BTT is not None
 
 
 def test_attention_gradients_by_finite_differences():
-    c = make_context(*documents([6], [2, 4]), 1e4, 4, torch.float64)
+    c = plain_context(*documents([6], [2, 4]), 1e4, 4, torch.float64)
     generator = torch.Generator().manual_seed(0)
     qkv = [torch.randn(2, 6, h, 4, generator=generator, dtype=torch.float64).requires_grad_() for h in (4, 2, 2)]
-    assert torch.autograd.gradcheck(lambda q, k, v: attend(q, k, v, c), qkv)
+    assert torch.autograd.gradcheck(lambda q, k, v: attend(q, k, v, c.full), qkv)
 
 
 def test_bfloat16_attention_is_as_close_to_float64_as_torch():
@@ -230,7 +229,7 @@ def test_bfloat16_attention_is_as_close_to_float64_as_torch():
 
     Ours rounds scores to bfloat16 (half a unit in 256); QK-norm bounds them by sqrt(E) times the gains.
     """
-    c = make_context(*documents([256], [256]), 1e4, 32, torch.bfloat16)
+    c = plain_context(*documents([256], [256]), 1e4, 32, torch.bfloat16)
     generator = torch.Generator().manual_seed(0)
     values = [torch.randn(2, 256, h, 32, generator=generator) for h in (4, 2, 2)]
     values[0] /= math.sqrt(32)
@@ -247,5 +246,5 @@ def test_bfloat16_attention_is_as_close_to_float64_as_torch():
         return [out, *torch.autograd.grad(out, inputs, grad.to(out.dtype))]
 
     truth = results(torchs, exact)
-    for a, b, t in zip(results(lambda *x: attend(*x, c), narrow), results(torchs, narrow), truth, strict=True):
+    for a, b, t in zip(results(lambda *x: attend(*x, c.full), narrow), results(torchs, narrow), truth, strict=True):
         assert (a.double() - t).norm() < 2.5 * (b.double() - t).norm()

@@ -13,7 +13,8 @@ from test_decoder import model_spec
 from headway.model import init
 from headway.model.decoder import Decoder
 from headway.model.init import initialise, logical_normal
-from headway.recipe.roles import init_std, parameter_shapes
+from headway.recipe.mup import init_std
+from headway.recipe.roles import parameter_shapes
 
 
 @settings(max_examples=80, deadline=None)
@@ -100,7 +101,7 @@ def test_standard_deviations_follow_the_roles():
     spec = model_spec(width=128, ffn_width=256, vocabulary=512)
     parameters = filled(spec)
     for shape in parameter_shapes(spec):
-        std, parameter = init_std(shape.role, spec), parameters[shape.name]
+        std, parameter = init_std(shape, spec), parameters[shape.name]
         if std is None:
             assert torch.equal(parameter, torch.ones_like(parameter))
         else:

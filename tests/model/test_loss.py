@@ -50,14 +50,15 @@ def test_values_and_gradients_equal_plain_cross_entropy(z_weight, masked):
 def test_gradient_in_float64_by_finite_differences():
     hidden, weight, targets, mask = problem(tokens=5, width=3, vocabulary=7)
     hidden, weight = hidden.double().requires_grad_(), weight.double().requires_grad_()
-    assert torch.autograd.gradcheck(lambda h, w: loss_sums(h, w, targets, mask, 0.05, 2).objective_sum, (hidden, weight))
+    objective = lambda h, w: loss_sums(h, w, targets, mask, 0.05, chunk_tokens=2).objective_sum  # noqa: E731
+    assert torch.autograd.gradcheck(objective, (hidden, weight))
 
 
 @pytest.mark.parametrize("chunk", [1, 5, 36, 37, 1000])
 def test_chunk_size_changes_nothing_but_rounding(chunk):
     hidden, weight, targets, mask = problem()
     hidden.requires_grad_(), weight.requires_grad_()
-    whole, cut = (loss_sums(hidden, weight, targets, mask, 1e-3, c) for c in (37, chunk))
+    whole, cut = (loss_sums(hidden, weight, targets, mask, 1e-3, chunk_tokens=c) for c in (37, chunk))
     torch.testing.assert_close(whole.objective_sum, cut.objective_sum, rtol=1e-6, atol=0)
     for a, b in zip(*(gradients(s.objective_sum, hidden, weight) for s in (whole, cut)), strict=True):
         torch.testing.assert_close(a, b, rtol=ROUNDING_FP32, atol=ROUNDING_FP32)
@@ -70,11 +71,11 @@ def test_L1_masked_tokens_cannot_touch_loss_or_gradient():
     poisoned[~mask], targets_out[~mask] = torch.inf, -100
     clean = hidden.clone().requires_grad_()
     poisoned.requires_grad_(), weight.requires_grad_()
-    a = loss_sums(clean, weight, targets, mask, 1e-3, 8)
-    b = loss_sums(poisoned, weight, targets_out, mask, 1e-3, 8)
+    a = loss_sums(clean, weight, targets, mask, 1e-3, chunk_tokens=8)
+    b = loss_sums(poisoned, weight, targets_out, mask, 1e-3, chunk_tokens=8)
     assert torch.equal(a.objective_sum, b.objective_sum)
     assert torch.equal(*(gradients(s.objective_sum, x)[0][mask] for s, x in ((a, clean), (b, poisoned))))
-    (grad_weight,) = gradients(loss_sums(poisoned, weight, targets_out, mask, 1e-3, 8).objective_sum, weight)
+    (grad_weight,) = gradients(loss_sums(poisoned, weight, targets_out, mask, 1e-3, chunk_tokens=8).objective_sum, weight)
     assert grad_weight.isfinite().all()
 
 
@@ -102,7 +103,7 @@ def test_bfloat16_stays_near_float32():
     hidden, weight, targets, mask = problem(tokens=64, width=32)
     wide = (hidden.bfloat16().float().requires_grad_(), weight.bfloat16().float().requires_grad_())
     narrow = tuple(x.detach().bfloat16().requires_grad_() for x in wide)
-    a, b = (loss_sums(*x, targets, mask, 1e-3, 16) for x in (wide, narrow))
+    a, b = (loss_sums(*x, targets, mask, 1e-3, chunk_tokens=16) for x in (wide, narrow))
     torch.testing.assert_close(a.objective_sum, b.objective_sum, rtol=5e-3, atol=0)
     for x, y in zip(gradients(a.objective_sum, *wide), gradients(b.objective_sum, *narrow), strict=True):
         assert y.dtype == torch.bfloat16

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from model_cases import plain_context
 from torch.profiler import ProfilerActivity, profile
 
 from headway.formulas import activations
@@ -18,12 +19,11 @@ from headway.formulas.activations import (
     score_elements,
 )
 from headway.model import attention
-from headway.model.context import make_context
 from headway.model.decoder import Decoder
 from headway.model.init import initialise
 from headway.model.loss import loss_sums
 from headway.model.precision import ComputeModel
-from headway.recipe.spec import ModelSpec
+from headway.recipe.spec import ModelSpec, PrecisionSpec
 
 MODEL = ModelSpec(2, 48, 4, 2, 16, 80, 300, 1e4, 1e-5, True, True, 0.02)
 T, ROWS = 160, 3  # longer than a block of queries
@@ -34,13 +34,13 @@ def compute_model(model: ModelSpec, compute: str) -> ComputeModel:
         decoder = Decoder(model)
     decoder.to_empty(device="cpu")
     initialise(decoder, model, 1)
-    return ComputeModel(decoder, compute)
+    return ComputeModel(decoder, PrecisionSpec(compute))
 
 
 def forward_and_loss(model: ComputeModel, rows: int = ROWS, length: int = T) -> torch.Tensor:
     """Every row is one document; what is alive at the end is what the backward pass needs."""
     position = torch.arange(length).repeat(rows, 1)
-    context = make_context(position, torch.zeros_like(position), 1e4, model.spec.head_width, model.dtype)
+    context = plain_context(position, torch.zeros_like(position), 1e4, model.spec.head_width, model.dtype)
     tokens = (position * 7) % model.spec.vocabulary
     hidden = model.forward(tokens, context)
     return loss_sums(hidden, model.head_weight, tokens, None, 1e-4).objective_sum

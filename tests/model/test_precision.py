@@ -2,14 +2,14 @@
 
 import pytest
 import torch
+from model_cases import plain_context
 from test_decoder import documents, model_spec, ready
 
 from headway.base.errors import ConfigError
-from headway.model.context import make_context
 from headway.model.loss import loss_sums
 from headway.model.precision import ComputeModel
-from headway.optim.adamw import build_optimizer
-from headway.recipe.spec import OptimizerSpec
+from headway.optim.build import build_optimizer
+from headway.recipe.spec import OptimizerSpec, PrecisionSpec
 
 BF16_GRADIENT_ERROR = 0.03
 """Relative to the gradient's norm; a wrong scale or a dropped part is at least ten times this."""
@@ -23,7 +23,7 @@ def batch(spec, rows=6, time=32, seed=0):
 
 
 def backward(model: ComputeModel, tokens, targets, position, document, count=None):
-    context = make_context(position, document, 1e4, model.spec.head_width, model.dtype)
+    context = plain_context(position, document, 1e4, model.spec.head_width, model.dtype)
     sums = loss_sums(model.forward(tokens, context), model.head_weight, targets, None, 1e-3)
     (sums.objective_sum / (count or targets.numel())).backward()
     return float(sums.nll_sum)
@@ -37,7 +37,7 @@ def gradients(model: ComputeModel):
 @pytest.mark.parametrize("qk_norm", [True, False])
 def test_bfloat16_gradients_arrive_in_float32_masters(tied, qk_norm):
     spec = model_spec(tied_embeddings=tied, qk_norm=qk_norm)
-    wide, narrow = (ComputeModel(ready(spec), c) for c in ("float32", "bfloat16"))
+    wide, narrow = (ComputeModel(ready(spec), PrecisionSpec(c)) for c in ("float32", "bfloat16"))
     losses = [backward(m, *batch(spec)) for m in (wide, narrow)]
     assert losses[1] == pytest.approx(losses[0], rel=5e-3)
     for name, expected in gradients(wide).items():
@@ -50,7 +50,7 @@ def test_bfloat16_gradients_arrive_in_float32_masters(tied, qk_norm):
 @pytest.mark.parametrize("compute", ["float32", "bfloat16"])
 def test_L2_micro_batches_add_up_to_the_whole_batch(compute):
     spec = model_spec()
-    whole, split = (ComputeModel(ready(spec), compute) for _ in range(2))
+    whole, split = (ComputeModel(ready(spec), PrecisionSpec(compute)) for _ in range(2))
     data = batch(spec)
     backward(whole, *data)
     for rows in (slice(0, 1), slice(1, 4), slice(4, 6)):
@@ -63,7 +63,7 @@ def test_L2_micro_batches_add_up_to_the_whole_batch(compute):
 def test_many_small_gradients_are_summed_in_float32():
     """300 equal micro-batches: a bfloat16 sum stands still near 256 x, a float32 one does not."""
     spec = model_spec(layers=1)
-    model, data = ComputeModel(ready(spec), "bfloat16"), batch(spec, rows=1, time=4)
+    model, data = ComputeModel(ready(spec), PrecisionSpec("bfloat16")), batch(spec, rows=1, time=4)
     backward(model, *data)
     once = {name: g.clone() for name, g in gradients(model).items()}
     for _ in range(299):
@@ -74,20 +74,20 @@ def test_many_small_gradients_are_summed_in_float32():
 
 def test_refresh_brings_the_update_into_the_copies():
     spec = model_spec()
-    model, data = ComputeModel(ready(spec), "bfloat16"), batch(spec)
+    model, data = ComputeModel(ready(spec), PrecisionSpec("bfloat16")), batch(spec)
     before = backward(model, *data)
     with torch.no_grad():
         for p in model.decoder.parameters():
             p.add_(0.05)
     model.refresh()
-    fresh = ComputeModel(model.decoder, "bfloat16")
+    fresh = ComputeModel(model.decoder, PrecisionSpec("bfloat16"))
     assert backward(model, *data) == backward(fresh, *data) != before
     assert torch.equal(model.head_weight, model.decoder.embed.weight.bfloat16())
 
 
 def train(compute: str, steps: int, spec=None, seed=0) -> tuple[list[float], dict[str, torch.Tensor]]:
     spec = spec or model_spec()
-    model = ComputeModel(ready(spec), compute)
+    model = ComputeModel(ready(spec), PrecisionSpec(compute))
     optimizer = build_optimizer(model.decoder, ADAMW)
     losses = []
     for _ in range(steps):
@@ -126,4 +126,4 @@ def test_golden_loss():
 
 def test_unknown_precision_is_refused():
     with pytest.raises(ConfigError, match="float16"):
-        ComputeModel(ready(model_spec()), "float16")
+        ComputeModel(ready(model_spec()), PrecisionSpec("float16"))

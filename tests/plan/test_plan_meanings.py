@@ -43,6 +43,7 @@ def plans() -> Iterator[Plan]:
         where(*CHIP[:1], "nodes=2", "processes_per_node=8", "layouts.default.tp=16"),
     )
     yield make_plan(draft(recipe="llama3-8b"), where("failures.per_device=0.01h", preset="llama3-8b"))  # it never ends
+    yield make_plan(draft("model.mup={base_width=128}", "model.experts={experts=4, top_k=2, width=256}"), where())
     yield make_plan(draft("objective.deadline=2027-01-01"), where("state_digest_every=50"), MEASURED)
 
 

@@ -13,11 +13,21 @@ from headway.base.errors import ConfigError
 from headway.formulas.parameters import count_parameters
 from headway.recipe.load import load_recipe
 from headway.recipe.model_checks import passed_parameters
+from headway.recipe.mup import init_std
 from headway.recipe.resolve import default_ffn_width, resolve
-from headway.recipe.roles import NORMS, Role, block_shapes, count_norms, decays, init_std, norms_of_block, parameter_shapes
+from headway.recipe.roles import (
+    NORMS,
+    ParameterShape,
+    Role,
+    block_shapes,
+    count_norms,
+    decays,
+    norms_of_block,
+    parameter_shapes,
+)
 from headway.recipe.schema import Model
-from headway.recipe.spec import ADDED_TO_MODEL, ExpertsSpec, LatentSpec, ModelSpec, Spec
-from headway.recipe.trainable import untrainable
+from headway.recipe.spec import ADDED, ExpertsSpec, LatentSpec, ModelSpec, MupSpec, PrecisionSpec, RopeSpec, Spec, YarnSpec
+from headway.recipe.trainable import refuse_untrainable
 
 PLAIN = """\
 kind = "recipe"
@@ -122,12 +132,52 @@ def test_which_layers_have_experts_and_windows(load):
     assert [every_second.is_windowed(layer) for layer in range(4)] == [True, False, True, False]
 
 
+YARN = "[model.yarn]\nfactor = 4\noriginal = 128"
+
+
+def test_positions_by_layer_and_by_share_of_a_head(load):
+    model = model_of(load("nope_every = 4\nrotary_share = 0.25"))
+    assert [model.has_positions(layer) for layer in range(4)] == [True, True, True, False]
+    assert (model.head_width, model.turned_width) == (16, 4)
+    assert model_of(load("")).turned_width == 16
+    assert model_of(load(LATENT)).turned_width == 4
+    assert model_of(load('position = "none"')).turned_width == 0
+    assert not any(model_of(load('position = "none"')).has_positions(layer) for layer in range(4))
+
+
+def test_yarn_holds_until_a_stage_has_another(load, tmp_path):
+    assert model_of(load(YARN)).rope == RopeSpec(10_000.0, YarnSpec(4.0, 128))
+    load(YARN)
+    for changed, wanted in (
+        ("", [4, 4]),
+        ("[stages.yarn]\nfactor = 8\noriginal = 128\n", [4, 8]),
+        ("[stages.yarn]\nfactor = 1\noriginal = 128\n", [4, None]),  # no YaRN any more
+    ):
+        text = PLAIN.format(model=YARN, source="").replace("[optimizer]", f"{changed}[optimizer]")
+        (tmp_path / "r.toml").write_text(text)
+        stages = resolve(load_recipe(tmp_path / "r.toml"), None).stages
+        assert [stage.yarn and stage.yarn.factor for stage in stages] == wanted
+        assert all(stage.rope.base == 10_000.0 for stage in stages)
+
+
+def test_mup_counts_from_the_own_depth_unless_told(load):
+    assert model_of(load("[model.mup]\nbase_width = 16")).mup == MupSpec(16, 4, 1.0, 1.0)
+    text = "[model.mup]\nbase_width = 16\nbase_layers = 2\ndepth_alpha = 0.5\nattention_multiplier = 4"
+    assert model_of(load(text)).mup == MupSpec(16, 2, 0.5, 4.0)
+
+
 def test_a_gate_makes_the_default_feed_forward_narrower():
     assert (default_ffn_width(4096), default_ffn_width(4096, gated=False)) == (10944, 16384)
 
 
 @pytest.mark.parametrize(
-    "text", ["", EVERYTHING, f'position = "learned"\npositions = 256\nbias = "all"\nnorm = "layernorm"\n{EXPERTS}']
+    "text",
+    [
+        "",
+        EVERYTHING,
+        f"{YARN}\n[model.mup]\nbase_width = 16",
+        f'position = "learned"\npositions = 256\nbias = "all"\nnorm = "layernorm"\n{EXPERTS}',
+    ],
 )
 def test_a_spec_of_any_architecture_survives_json(load, text):
     spec = resolve(load(text), None)
@@ -140,10 +190,10 @@ def test_a_spec_saved_before_these_fields_reads_as_it_was(load):
     """What is at its default is not saved: an older file has the same keys, and the same digest."""
     spec = resolve(load(""), None)
     plain = json.loads(json.dumps(spec.to_json()))
-    assert not set(plain["model"]) & set(ADDED_TO_MODEL)
+    assert not set(plain["model"]) & ADDED[ModelSpec]
     assert len(plain["model"]) == 12
     assert Spec.from_json(plain).digest() == spec.digest()
-    for name, value in (("window", 64), ("mtp_layers", 1), ("bias", "qkv"), ("nominal_parameters", 7)):
+    for name, value in (("window", 64), ("mtp_layers", 1), ("nope_every", 4), ("dropout", 0.1), ("init", "fixed")):
         changed = dataclasses.replace(spec, model=dataclasses.replace(spec.model, **{name: value}))
         assert changed.digest() != spec.digest()
         assert changed.to_json()["model"].keys() == {*plain["model"], name}
@@ -151,9 +201,10 @@ def test_a_spec_saved_before_these_fields_reads_as_it_was(load):
 
 def test_a_default_spelt_out_is_the_same_recipe(load):
     plain = load("").digest
-    spelt = 'ffn = "swiglu"\nblock = "pre"\nbias = "none"\nposition = "rope"\nfull_attention_every = 0\nmtp_layers = 0'
+    spelt = 'ffn = "swiglu"\nblock = "pre"\nbias = "none"\nposition = "rope"\nfull_attention_every = 0\nmtp_layers = 0\n'
+    spelt += 'rotary_share = 1\nmtp_weight = 0.3\nnope_every = 0\ndropout = 0\ninit = "depth-scaled"'
     assert load(spelt).digest == plain
-    for other in ('ffn = "gelu"', "window = 64", LATENT, 'nominal_parameters = "280k"'):
+    for other in ('ffn = "gelu"', "window = 64", LATENT, 'nominal_parameters = "280k"', "nope_every = 2", "rotary_share = 0.5"):
         assert load(other).digest != plain
     assert load(source='inventory = "1M"').digest != plain
 
@@ -200,6 +251,18 @@ def test_a_name_stays_within_a_tenth_of_what_a_token_passes(load, refused, model
         ('nominal_parameters = "400B tokens"', "'400B tokens' is not a number of parameters"),
         ('nominal_parameters = "-7B"', "'-7B' is not a number of parameters"),
         ("window = -1", "at least 1"),
+        ("nope_every = 1", "nope_every = 1: no layer has positions"),
+        ('position = "none"\nnope_every = 2', "nope_every beside position = 'none'"),
+        ('position = "none"\nrotary_share = 0.5', "rotary_share beside position = 'none'"),
+        (f'position = "none"\n{YARN}', "yarn beside position = 'none'"),
+        ("rotary_share = 0.2", "rotary_share = 0.2 of a head of 16 turns 3.2 values"),
+        ("rotary_share = 0.01", "choose 0.125"),
+        ("rotary_share = 0", "more than 0"),
+        (f"rotary_share = 0.5\n{LATENT}", "rotary_share = 0.5 beside latent attention"),
+        (f"{YARN}\nslow = 32", "slow = 32 and fast = 32"),
+        ("dropout = 1", "less than 1"),
+        ("[model.mup]\nbase_width = 16\ndepth_alpha = 0.4", "at least 0.5"),
+        ('block = "post-add"\n[model.mup]\nbase_width = 16\nbase_layers = 2', "base_layers beside block = 'post-add'"),
         ('ffn = "swigluu"', "did you mean swiglu?"),
     ],
 )
@@ -253,7 +316,8 @@ def test_new_parameters_have_names_and_roles(load):
     shapes = {shape.name: shape for shape in parameter_shapes(model_of(load(EVERYTHING)))}
     assert shapes["layers.3.experts.down.weight"].shape == (8, 64, 32)
     assert shapes["layers.3.router.weight"].shape == (8, 64)
-    assert shapes["layers.3.router.bias"].role is Role.BIAS
+    assert shapes["layers.3.router.weight"].role is Role.ROUTER
+    assert shapes["layers.3.router.bias"].role is Role.BALANCE
     assert shapes["layers.3.shared.up.weight"].shape == (32, 64)
     assert "layers.3.experts.gate.weight" not in shapes  # gelu
     assert "layers.0.experts.up.weight" not in shapes
@@ -264,44 +328,35 @@ def test_new_parameters_have_names_and_roles(load):
     assert "layers.0.attention.q.bias" not in shapes
 
 
+def test_a_router_has_one_bias_at_most(load):
+    """With ``bias = "all"`` a trained one, unless it is the balancing one."""
+    every = 'bias = "all"\n' + EXPERTS
+    for text, role in ((every, Role.BIAS), (f"{every}\nrouter_bias = true", Role.BALANCE), (EXPERTS, None)):
+        found = [shape.role for shape in parameter_shapes(model_of(load(text))) if shape.name == "layers.0.router.bias"]
+        assert found == ([role] if role else [])
+
+
 def test_biases_begin_at_zero_and_do_not_decay(load):
     model = model_of(load(""))
-    assert init_std(Role.BIAS, model) == 0.0
-    assert init_std(Role.GAIN, model) is None
-    assert not decays(Role.BIAS)
+    for role, std in ((Role.BIAS, 0.0), (Role.BALANCE, 0.0), (Role.GAIN, None)):
+        assert init_std(ParameterShape("layers.0.x", (64,), role), model) == std
+        assert not decays(role)
 
 
-@pytest.mark.parametrize(
-    ("model", "named"),
-    [
-        ("", []),
-        ("qk_norm = false\ntied_embeddings = true\nnominal_parameters = 270_000", []),
-        ('ffn = "geglu"', ["ffn = 'geglu'"]),
-        ('norm = "layernorm"', ["norm = 'layernorm'"]),
-        ('block = "post"', ["block = 'post'"]),
-        ('bias = "qkv"', ["bias = 'qkv'"]),
-        ('position = "none"', ["position = 'none'"]),
-        ('qk_norm_over = "all"', ["qk_norm_over = 'all'"]),
-        ('qk_norm_over = "all"\nqk_norm = false', []),
-        ("embedding_norm = true", ["embedding_norm"]),
-        ("window = 64", ["window = 64"]),
-        (LATENT, ["latent (latent attention)"]),
-        (EXPERTS, ["experts (mixture of experts)"]),
-        ("mtp_layers = 2", ["mtp_layers = 2"]),
-    ],
-)
-def test_what_the_engine_cannot_build(load, model, named):
-    assert untrainable(model_of(load(model))) == named
+@pytest.mark.parametrize("compute", ["bfloat16", "float32"])
+def test_the_engine_builds_what_a_recipe_can_describe(compute):
+    refuse_untrainable(PrecisionSpec(compute, {"router": "float32", "head": compute}))
 
 
-def test_every_field_of_the_model_is_considered():
-    """A field that comes later must be refused until the engine builds it, or be listed here as built."""
-    built = {"kv_heads", "head_width", "ffn_width", "rope_base", "norm_epsilon", "qk_norm", "tied_embeddings", "init_std"}
-    built |= {"layers", "width", "heads", "vocabulary"}
-    only_beside_others = {"positions", "full_attention_every", "nominal_parameters"}
-    text = Path(untrainable.__code__.co_filename).read_text()
-    for field in dataclasses.fields(ModelSpec):
-        assert field.name in built | only_beside_others or f'"{field.name}"' in text or f"model.{field.name}" in text, field.name
+def test_products_that_the_engine_does_not_have_are_refused_where_they_stand():
+    precision = PrecisionSpec("float8", {"layers.0": "float32", "head": "float8"})
+    with pytest.raises(ConfigError) as error:
+        refuse_untrainable(precision, lambda path: f"at {path}")
+    assert [(p.seen, p.where) for p in error.value.problems] == [
+        ("precision.compute = 'float8' cannot be trained by this version", "at ('precision', 'compute')"),
+        ("precision.modules.head = 'float8' cannot be trained by this version", "at ('precision', 'modules', 'head')"),
+    ]
+    assert all("headway plan" in problem.way_out for problem in error.value.problems)
 
 
 def test_every_block_has_its_norms():

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from headway.formulas.parameters import count_parameters
 from headway.recipe.load import load_deployment, load_recipe, preset_directory, preset_names
 from headway.recipe.placement import check_stages
 from headway.recipe.resolve import resolve
@@ -16,7 +17,7 @@ from headway.recipe.roles import parameter_shapes
 from headway.recipe.schedules import Schedule
 from headway.recipe.spec import Spec
 
-DEMOS = {"demo", "small"}
+DEMOS = {"demo", "small", "proxy"}
 PUBLISHED = sorted(set(preset_names()) - DEMOS)
 
 GOLDEN_NAMES = {
@@ -43,7 +44,18 @@ TOKENS = {
     "smollm3-3b": 11.2e12,
     "palm-540b": 775.946e9,
     "gpt2-124m": 294.912e9,
+    "qwen3-8b": 36e12,
+    "qwen3-0.6b": 36e12,
+    "mixtral-8x7b": 2e12,  # not published: what the recipe chose
 }
+
+COUNTS = {
+    "qwen3-8b": (8_190_735_360, 8_190_735_360),
+    "qwen3-0.6b": (596_049_920, 596_049_920),
+    "mixtral-8x7b": (46_702_792_704, 12_879_925_248),
+    "deepseek-v3": (671_026_419_200, 37_552_297_472),
+}
+"""All parameters, and those that a token passes, as the published weights have them."""
 
 
 def spec_of(name: str) -> Spec:
@@ -66,6 +78,30 @@ def test_parameter_counts_are_the_published_ones(name: str, reference: Path):
     count = stored(spec_of(name))
     assert count == int(row["params_formula"])
     assert count == pytest.approx(float(row["params_published"]), rel=2e-5 if name == "palm-540b" else 0)
+
+
+@pytest.mark.parametrize("name", COUNTS)
+def test_counts_of_published_weights(name: str):
+    count = count_parameters(spec_of(name).model)
+    assert (count.total, count.active) == COUNTS[name]
+    assert stored(spec_of(name)) == count.total
+
+
+def test_architectures_as_published():
+    """What changes no count."""
+    qwen, smollm, deepseek, mixtral = (spec_of(n) for n in ("qwen3-8b", "smollm3-3b", "deepseek-v3", "mixtral-8x7b"))
+    assert [stage.rope_base for stage in qwen.stages] == [1e4, 1e4, 1e6]
+    assert (qwen.model.norm_epsilon, qwen.model.qk_norm, qwen.model.qk_norm_over) == (1e-6, True, "head")
+    positions = [smollm.model.has_positions(layer) for layer in range(36)]
+    assert positions == [True, True, True, False] * 9
+    experts = deepseek.model.experts
+    assert experts is not None
+    assert (experts.score, experts.normalise, experts.scale) == ("sigmoid", True, 2.5)
+    assert (experts.bias_rate, experts.balance_loss, deepseek.model.mtp_weight) == (0.001, 1e-4, 0.3)
+    assert mixtral.model.experts is not None
+    assert (mixtral.model.experts.score, mixtral.model.rope_base, mixtral.model.norm_epsilon) == ("softmax", 1e6, 1e-5)
+    for name in ("olmo2-7b", "olmo2-13b", "olmo2-32b", "deepseek-v3"):
+        assert spec_of(name).model.init == "fixed", name
 
 
 def test_deepseek_v3_counts(reference: Path):
@@ -115,6 +151,7 @@ def test_rates_of_neighbouring_stages_meet(name: str):
 
 def test_the_warmups_are_whole_numbers_of_steps():
     steps = {"beacon": 8000, "llama3-8b": 8000, "llama3-70b": 8000, "deepseek-v3": 2000, "olmo2-7b": 2000, "smollm3-3b": 2000}
+    steps |= {"qwen3-8b": 2000, "qwen3-0.6b": 2000, "mixtral-8x7b": 2000}
     for name, wanted in steps.items():
         stage = spec_of(name).stages[0]
         batch = stage.phases[0].batch_sequences * stage.sequence_length

@@ -99,7 +99,8 @@ def test_unknown_key_names_the_nearest(problems):
     assert problems(("kv_heads = 2", "kvheads = 2")) == {
         "12": "unknown key model.kvheads | keys here are layers, width, heads, kv_heads, head_width, ffn_width, rope_base, "
         "norm_epsilon, qk_norm, tied_embeddings, init_std, ffn, norm, block, bias, position, positions, qk_norm_over, "
-        "embedding_norm, window, full_attention_every, latent, experts, mtp_layers, nominal_parameters | did you mean kv_heads?"
+        "embedding_norm, window, full_attention_every, latent, experts, mtp_layers, mtp_weight, rotary_share, yarn, nope_every, "
+        "logit_softcap, attention_softcap, dropout, init, mup, nominal_parameters | did you mean kv_heads?"
     }
 
 
@@ -114,7 +115,10 @@ def test_key_in_the_wrong_table_names_its_place(problems):
         ('tokens = "64k"', 'tokens = "64 GiB"', "28", "'64 GiB' is not a number of tokens"),
         ('tokens = "64k"', "tokens = 1.5", "28", "not a whole number"),
         ('tokens = "64k"', "tokens = -5", "28", "at least 1"),
-        ('{ warmup = "4k", s', '{ warmup = "4 steps", s', "31", "'4 steps' is not a number of tokens"),
+        ('{ warmup = "4k", s', '{ warmup = "4 stages", s', "31", "'4 stages' is not a number of tokens"),
+        ('{ warmup = "4k", s', '{ warmup = "4.5 steps", s', "31", "'4.5 steps' is not a whole number"),
+        ('{ warmup = "4k", s', '{ warmup = "-4 steps", s', "31", "'-4 steps' is not a number of steps"),
+        ('{ warmup = "4k", s', '{ tail = "30min", s', "31", "'30min' is not a number of tokens"),
         ("peak_rate = 1e-3", 'peak_rate = "1e-3"', "49", "a number without quotes"),
         ("peak_rate = 1e-3", "peak_rate = nan", "49", "a finite number"),
         ("layers = 2", "layers = true", "9", "a whole number without quotes"),
@@ -176,6 +180,7 @@ def test_missing_section_and_empty_list(problems):
         ([('batch = "1k"\nrate', 'batch = "64"\nrate')], "30", "smaller than one sequence of 128"),
         ([('shape = "linear"', 'shape = "inverse_sqrt"')], "43", "an inverse root never reaches zero"),
         ([('shape = "constant"', 'shape = "constant", end = 0.5')], "31", "a constant ends where it starts"),
+        ([("peak_rate = 1e-3", "peak_rate = 1e-3\nmatrix_rate = 0.02")], "50", "matrix_rate = 0.02 beside kind = 'adamw'"),
         ([("heads = 4\nkv_heads = 2", "heads = 5\nkv_heads = 5")], "11", "does not divide into 5 heads"),
         ([("kv_heads = 2", "kv_heads = 2\nhead_width = 15")], "13", "heads have an even width"),
         ([('name = "anneal"', 'name = "main"')], "35", "2 stages are named 'main'"),
@@ -392,7 +397,14 @@ def test_a_stage_without_a_rate_stays_at_the_peak(tmp_path):
     (tmp_path / "bare.toml").write_text(GOOD.replace(rate, ""))
     (tmp_path / "empty.toml").write_text(GOOD.replace(rate, "rate = {}\n"))
     bare, empty = (load_recipe(tmp_path / f"{name}.toml") for name in ("bare", "empty"))
-    assert bare.recipe.stages[0].rate.model_dump() == {"warmup": 0, "shape": "constant", "start": 1.0, "end": None}
+    assert bare.recipe.stages[0].rate.model_dump() == {
+        "warmup": 0,
+        "shape": "constant",
+        "start": 1.0,
+        "end": None,
+        "tail": 0,
+        "batch_rule": "none",
+    }
     assert bare.digest == empty.digest
 
 

@@ -10,10 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from headway.base.errors import ConfigError
 from headway.recipe.load import load_recipe
 from headway.recipe.resolve import resolve
-from headway.recipe.schedules import Schedule, shape_value, spans, whole_batches
-from headway.recipe.spec import BatchPhase
+from headway.recipe.schedules import BATCH_POWERS, SHAPES, Schedule, StepTokens, rate_factor, shape_value, spans, whole_batches
+from headway.recipe.spec import BatchPhase, RateSpec
 
 RECIPE = """\
 kind = "recipe"
@@ -120,6 +121,124 @@ def test_warmup_is_exact_in_its_integral_under_a_ramp(schedule):
 )
 def test_shapes_at_start_middle_and_end(shape, start, end, values):
     assert [shape_value(shape, x, start, end) for x in (0, 0.5, 1)] == pytest.approx(values)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_curve_with_warm_up_and_tail_at_its_corners(shape: str):
+    """1,000 tokens: 200 of warm-up to .5, 600 of the shape from .5 to .1, 200 at .1. Every shape has its x = 1/2 at 500."""
+    end = 0.5 if shape == "constant" else 0.1
+    rate = RateSpec(warmup_tokens=200, shape=shape, start=0.5, end=end, tail_tokens=200)
+    values = [rate_factor(rate, tokens, 1000) for tokens in (0, 100, 200, 500, 800, 900, 1000)]
+    middle = {
+        "constant": 0.5,
+        "linear": 0.3,
+        "cosine": 0.3,
+        "one_minus_sqrt": 0.1 + 0.4 * (1 - math.sqrt(0.5)),
+        "inverse_sqrt": 0.5 / math.sqrt(13),  # 1 + (5^2 - 1) / 2
+    }
+    assert values == pytest.approx([0, 0.25, 0.5, middle[shape], end, end, end])
+
+
+def test_a_warm_up_in_steps_counts_the_tokens_of_the_ramp(schedule):
+    """Seven steps: five of 20 tokens, two of 40. The Spec has tokens, so nothing else knows of it."""
+    steps, tokens = schedule("stages.0.rate.warmup=7 steps"), schedule("stages.0.rate.warmup=180")
+    assert steps.spec.stages[0].rate.warmup_tokens == 180
+    assert steps.spec.stages == tokens.spec.stages
+    assert steps.spec.recipe_digest != tokens.spec.recipe_digest
+    assert [steps.rate(step) for step in range(8)] == pytest.approx([0.8 * t / 180 for t in (10, 30, 50, 70, 90, 120, 160, 180)])
+    assert schedule("stages.0.rate.warmup=1 step").spec.stages[0].rate.warmup_tokens == 20
+    assert schedule("stages.0.rate.warmup=0 steps").rate(0) == 0.8
+
+
+def test_a_tail_stays_at_the_end_of_the_curve(schedule):
+    """A line from .8 to .4 over 740 of 820 tokens, and two steps of 40 at .4."""
+    line = "stages.0.rate={shape='linear', start=1, end=0.5, tail='2 steps'}"
+    s = schedule(line)
+    assert s.spec.stages[0].rate.tail_tokens == 80
+    assert [s.rate(step) for step in (0, 4, 5, 20)] == pytest.approx([0.8 - 0.4 * t / 740 for t in (10, 90, 120, 720)])
+    assert [s.rate(step) for step in (21, 22)] == pytest.approx([0.4, 0.4])
+    long = schedule(line.replace("2 steps", "20 steps"))
+    assert long.spec.stages[0].rate.tail_tokens == 18 * 40 + 2 * 20
+    assert [long.rate(step) for step in (3, 4, 22)] == pytest.approx([0.4] * 3)
+
+
+@pytest.mark.parametrize(("rule", "factor"), [("none", 1.0), ("sqrt", math.sqrt(0.5)), ("linear", 0.5)])
+def test_the_batch_rule_lowers_the_rate_of_small_batches(schedule, rule: str, factor: float):
+    """Batches of 2 and then 4 sequences. The largest batch of the stage has the stage's rate; other stages feel nothing."""
+    s, plain = schedule(f"stages.0.rate.batch_rule={rule}"), schedule()
+    small = [s.rate(step) / plain.rate(step) for step in range(5)]
+    assert small == pytest.approx([factor] * 5)
+    assert [s.rate(step) for step in range(5, 26)] == [plain.rate(step) for step in range(5, 26)]
+    assert [s.rate_at_tokens(tokens) for tokens in (80, 99, 100)] == pytest.approx([0.8 * factor, 0.8 * factor, 0.8])
+
+
+def test_the_batch_rule_counts_from_the_largest_batch_wherever_it_stands(schedule):
+    """A ramp that falls: 8 sequences, then 2."""
+    s = schedule("stages.0.ramp=[{from=0, batch=80}, {from=160, batch=20}]", "stages.0.rate={batch_rule='linear'}")
+    assert [s.rate(0), s.rate(1), s.rate(2)] == pytest.approx([0.8, 0.8, 0.2])
+
+
+@settings(deadline=None)
+@given(
+    st.sampled_from(SHAPES),
+    st.sampled_from(sorted(BATCH_POWERS)),
+    st.integers(0, 400),
+    st.integers(0, 400),
+    st.lists(st.tuples(st.integers(1, 9), st.integers(1, 12)), min_size=1, max_size=4),
+)
+def test_the_curve_of_plots_is_that_of_the_steps(shape, rule, warmup, tail, phases):
+    """Under any shape, rule and ramp (steps, batch): equal in the middle of each step, and never zero there."""
+    firsts = [sum(steps * batch for steps, batch in phases[:place]) for place in range(len(phases))]
+    demo = resolve(load_recipe("demo"), None)
+    rate = RateSpec(warmup, shape, 1.0, 1.0 if shape == "constant" else 0.1, tail, rule)
+    made = tuple(BatchPhase(first, batch) for first, (_, batch) in zip(firsts, phases, strict=True))
+    sequences = sum(steps * batch for steps, batch in phases)
+    first = replace(demo.stages[0], phases=made, sequences=sequences, sequence_length=4, rate=rate)
+    s = Schedule(replace(demo, stages=(first, demo.stages[-1])))
+    for step in range(s.stage_steps(0) + 1):
+        place = s.place(step)
+        length = s.spec.stages[place.stage].sequence_length
+        middle = s.tokens_before(step) + place.batch_sequences * length / 2
+        assert s.rate_at_tokens(middle) == pytest.approx(s.rate(step), rel=1e-12)
+        assert s.rate(step) > 0
+
+
+@given(st.lists(st.tuples(st.integers(0, 9), st.integers(1, 50)), min_size=1, max_size=5), st.data())
+def test_first_and_last_steps_make_the_whole(phases, data):
+    firsts = [sum(steps * batch for steps, batch in phases[:place]) for place in range(len(phases))]
+    made = tuple(BatchPhase(first, batch) for first, (_, batch) in zip(firsts, phases, strict=True))
+    sequences, steps = sum(steps * batch for steps, batch in phases), sum(steps for steps, _ in phases)
+    of = StepTokens(made, sequences, 16)
+    cut = data.draw(st.integers(0, steps))
+    assert of.first(cut) + of.last(steps - cut) == 16 * sequences
+    assert of.first(steps + 2) == 16 * (sequences + 2 * phases[-1][1])  # too long, and refused for it
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("stages.0.rate={warmup='24 steps'}", "the warm-up of 860 tokens is longer than stage 'main' with 800"),
+        ("stages.0.rate={shape='linear', tail='24 steps'}", "the tail of 840 tokens is longer than stage 'main' with 800"),
+        ("stages.0.rate={warmup=801}", "the warm-up of 801 tokens is longer"),
+        ("stages.0.rate={shape='linear', warmup='20 steps', tail='4 steps'}", "a warm-up of 700 and a tail of 160 tokens"),
+        ("stages.0.rate={shape='linear', warmup=500, tail=301}", "a warm-up of 500 and a tail of 301 tokens"),
+    ],
+)
+def test_a_warm_up_and_a_tail_fit_into_their_stage(schedule, override: str, said: str):
+    with pytest.raises(ConfigError) as error:
+        schedule(override)
+    assert said in str(error.value)
+    assert len(error.value.problems) == 1
+
+
+@pytest.mark.parametrize(
+    "rate",
+    ["{warmup='23 steps'}", "{shape='linear', warmup='20 steps', tail='3 steps'}", "{shape='linear', warmup=500, tail=300}"],
+)
+def test_a_stage_may_be_all_warm_up_and_tail(schedule, rate: str):
+    """The stage's 23 steps are 820 tokens, more than the 800 that were asked for."""
+    s = schedule(f"stages.0.rate={rate}")
+    assert 0 < s.rate(0) < s.rate(5)
 
 
 def test_D8_lengthening_a_stage_changes_nothing_before(schedule):

@@ -64,7 +64,8 @@ def make_batch(sizes: tuple[int, ...], seed: int = 0) -> StepBatch:
         WindowBatch(tokens[a:b, :-1], tokens[a:b, 1:], document[a:b], position[a:b], np.zeros(b - a, np.int64))
         for a, b in itertools.pairwise(edges)
     )
-    return StepBatch(StepPlace(0, 0, 0, 8), micro, targets=8 * T)
+    rows = tuple(tuple(range(a, b)) for a, b in itertools.pairwise(edges))
+    return StepBatch(StepPlace(0, 0, 0, 8), micro, 8 * T, rows)
 
 
 @pytest.fixture(autouse=True)

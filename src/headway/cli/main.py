@@ -27,7 +27,7 @@ VERBS: dict[str, str] = {
     "report": "headway.cli.report:report",
     "demo": "headway.cli.demo:demo",
 }
-"""Verb -> where its function stands; its docstring is its help. ``data``, ``plan`` and ``checkpoint`` have verbs of their own."""
+"""Verb -> where its function stands; its docstring is its help. Those of ``GROUPS`` have verbs of their own."""
 
 DATA_VERBS: dict[str, str] = {"build": "headway.cli.data:build"}
 
@@ -48,7 +48,13 @@ CHECKPOINT_VERBS: dict[str, str] = {
     "convert": "headway.cli.checkpoint_convert:convert",
 }
 
-GROUPS: dict[str, dict[str, str]] = {"plan": PLAN_VERBS, "data": DATA_VERBS, "checkpoint": CHECKPOINT_VERBS}
+MUP_VERBS: dict[str, str] = {
+    "check": "headway.cli.mup:check",
+    "sweep": "headway.cli.mup:sweep",
+    "transfer": "headway.cli.mup:transfer",
+}
+
+GROUPS: dict[str, dict[str, str]] = {"plan": PLAN_VERBS, "data": DATA_VERBS, "checkpoint": CHECKPOINT_VERBS, "mup": MUP_VERBS}
 """Verbs with verbs of their own."""
 
 HELP = "Plans, runs and watches the pretraining of language models."
@@ -68,12 +74,14 @@ def build_app() -> App:
     data = App(name="data", help="Build the data of a recipe.", sort_key=1, help_epilogue="", **common)
     about = "List, verify, show, compare, prune, keep and convert checkpoints."
     checkpoint = App(name="checkpoint", help=about, sort_key=9, help_epilogue="", **common)
+    about = "Tune hyperparameters on a small model and carry them to a wide one (muP)."
+    mup = App(name="mup", help=about, sort_key=11, help_epilogue="", **common)
     for position, (verb, target) in enumerate(VERBS.items()):
         if target.endswith(":app"):  # a group is set up where it stands
             app.command(target, name=verb)
         else:
             app.command(target, name=verb, sort_key=position * 2, help_epilogue="")
-    for group, verbs in ((data, DATA_VERBS), (checkpoint, CHECKPOINT_VERBS)):
+    for group, verbs in ((data, DATA_VERBS), (checkpoint, CHECKPOINT_VERBS), (mup, MUP_VERBS)):
         for position, (verb, target) in enumerate(verbs.items()):
             group.command(target, name=verb, sort_key=position, help_epilogue="")
         app.command(group)

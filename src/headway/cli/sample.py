@@ -35,7 +35,7 @@ def sample(
 
     directory = RunDirectory.open(run)
     spec = directory.spec()
-    refuse_untrainable(spec.model, compute=spec.precision.compute)
+    refuse_untrainable(spec.precision)
     evaluation = spec.evaluation
     prompts, count = list(prompt or evaluation.prompts), evaluation.sample_tokens if tokens is None else tokens
     if not prompts:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import os
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -49,6 +50,13 @@ def _parser() -> argparse.ArgumentParser:
     convert.add_argument("--shard-bytes", type=int, required=True)
     convert.add_argument("--step", type=int, default=None)
     convert.add_argument("--dtype", default=None)
+    trials = verbs.add_parser("mup-trials", help="train the trials of a sweep that have no record yet")
+    trials.add_argument("plan", type=Path)
+    trials.add_argument("out", type=Path)
+    trials.add_argument("data", type=Path)
+    trials.add_argument("--workers", type=int, default=0, help="trials side by side; 0: as many as there are cores")
+    check = verbs.add_parser("mup-check", help="measure coordinates over widths and steps")
+    check.add_argument("request", type=Path)
     return parser
 
 
@@ -96,6 +104,21 @@ def _convert(options: argparse.Namespace) -> int:
     return 0
 
 
+def _mup_trials(options: argparse.Namespace) -> int:
+    from headway.train.trials import run_trials
+
+    workers = options.workers or len(os.sched_getaffinity(0))
+    print(json.dumps(run_trials(options.plan, options.out, options.data, workers)))
+    return 0
+
+
+def _mup_check(options: argparse.Namespace) -> int:
+    from headway.train.coordinates import check_request
+
+    print(json.dumps(check_request(options.request)))
+    return 0
+
+
 def _leave_error(options: argparse.Namespace, error: HeadwayError) -> None:
     """Leave the message where the supervisor looks for it."""
     from headway.base.files import write_json
@@ -111,7 +134,14 @@ def _described(error: HeadwayError) -> dict:
     return {"label": error.label, "problems": [asdict(problem) for problem in error.problems], "exit_code": error.exit_code}
 
 
-VERBS = {"train": _train, "sample": _sample, "calibrate": _calibrate, "convert": _convert}
+VERBS = {
+    "train": _train,
+    "sample": _sample,
+    "calibrate": _calibrate,
+    "convert": _convert,
+    "mup-trials": _mup_trials,
+    "mup-check": _mup_check,
+}
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -14,8 +14,9 @@ import torch
 
 from headway.base.errors import RunError
 from headway.model.context import make_context
-from headway.model.loss import loss_sums
+from headway.model.loss import OutputRule, loss_sums
 from headway.model.precision import ComputeModel
+from headway.recipe.spec import RopeSpec
 
 
 class TokenBatch(Protocol):
@@ -50,14 +51,15 @@ class HeldOut:
 
 
 @torch.no_grad()
-def held_out_loss(model: ComputeModel, batches: Iterable[TokenBatch], rope_base: float) -> HeldOut:
+def held_out_loss(model: ComputeModel, batches: Iterable[TokenBatch], rope: RopeSpec) -> HeldOut:
     """Sum of the plain cross-entropy (no z-loss) over all targets of ``batches``, of any sizes."""
     nll_sum, targets = 0.0, 0
     for batch in batches:
         position_BT, document_BT = torch.as_tensor(batch.position_BT), torch.as_tensor(batch.document_BT)
-        context = make_context(position_BT, document_BT, rope_base, model.spec.head_width, model.dtype)
+        context = make_context(position_BT, document_BT, model.spec, rope, model.dtype)
         hidden_BTD = model.forward(torch.as_tensor(batch.tokens_BT).long(), context)
         targets_BT = torch.as_tensor(batch.targets_BT).long()
-        nll_sum += float(loss_sums(hidden_BTD, model.head_weight, targets_BT, None, z_weight=0.0).nll_sum)
+        rule = OutputRule.of(model.spec)
+        nll_sum += float(loss_sums(hidden_BTD, model.head_weight, targets_BT, None, 0.0, rule).nll_sum)
         targets += targets_BT.numel()
     return HeldOut(nll_sum=nll_sum, targets=targets)

@@ -10,6 +10,7 @@ import torch
 from headway.base.errors import ConfigError, RunError
 from headway.model.context import make_context
 from headway.model.precision import ComputeModel
+from headway.recipe.spec import RopeSpec
 
 
 @torch.no_grad()
@@ -17,31 +18,31 @@ def greedy(
     model: ComputeModel,
     prompts_ids: list[list[int]],
     new_tokens: int,
-    rope_base: float,
+    rope: RopeSpec,
     document_token: int | None = None,
 ) -> list[list[int]]:
     """At most ``new_tokens`` ids after each prompt; a continuation ends before ``document_token`` (None: never early)."""
-    return [_continue(model, prompt, new_tokens, rope_base, document_token) for prompt in prompts_ids]
+    return [_continue(model, prompt, new_tokens, rope, document_token) for prompt in prompts_ids]
 
 
-def _continue(model: ComputeModel, prompt: list[int], new_tokens: int, rope_base: float, document_token: int | None) -> list[int]:
+def _continue(model: ComputeModel, prompt: list[int], new_tokens: int, rope: RopeSpec, document_token: int | None) -> list[int]:
     if not prompt:
         raise ConfigError("a prompt without tokens", "a continuation needs at least one token to stand on")
     ids = list(prompt)
     for _ in range(new_tokens):
-        token = _next_token(model, ids, rope_base)
+        token = _next_token(model, ids, rope)
         if token == document_token:
             break
         ids.append(token)
     return ids[len(prompt) :]
 
 
-def _next_token(model: ComputeModel, ids: list[int], rope_base: float) -> int:
+def _next_token(model: ComputeModel, ids: list[int], rope: RopeSpec) -> int:
     """The likeliest next token; on a tie the smallest id."""
     position_1T = torch.arange(len(ids)).unsqueeze(0)
-    context = make_context(position_1T, torch.zeros_like(position_1T), rope_base, model.spec.head_width, model.dtype)
+    context = make_context(position_1T, torch.zeros_like(position_1T), model.spec, rope, model.dtype)
     hidden_D = model.forward(torch.tensor([ids]), context)[0, -1]
-    logits_V = (model.head_weight @ hidden_D).float()
+    logits_V = model.logits(hidden_D).float()
     if not bool(torch.isfinite(logits_V.max())):
         raise RunError("the model's logits are not finite", "there is no likeliest token", "sample an older checkpoint")
     return int((logits_V == logits_V.max()).nonzero()[0])

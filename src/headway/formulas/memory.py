@@ -37,9 +37,9 @@ def copy_bytes(model: ModelSpec, compute: str) -> int:
 def memory_quantities(one: Pass) -> dict[str, Quantity]:
     """The components for a process that computes ``one``, and their sum with its range."""
     parameters = parameter_quantities(one.model)
-    total = parameters["total"]
+    stored = parameters["stored"]
     state = Quantity(
-        "state_bytes", state_bytes(int(total.number())), "bytes", "16 N", {"N": total}, "fp32: weights, m, v, gradient, 4 each"
+        "state_bytes", state_bytes(int(stored.number())), "bytes", "16 N", {"N": stored}, "fp32: weights, m, v, gradient, 4 each"
     )
     products = {"P": parameters["products"]}
     copies = Quantity(

@@ -101,7 +101,7 @@ def count_parameters(model: ModelSpec) -> ParameterCount:
 
 def _component(shape: ParameterShape) -> str:
     name = shape.name
-    if shape.role is Role.BIAS:
+    if shape.role in (Role.BIAS, Role.BALANCE):
         return "expert_biases" if ".experts." in name else "biases"
     if shape.role is Role.GAIN:
         return "gains"
@@ -121,7 +121,7 @@ def _count_mtp(model: ModelSpec) -> dict[str, int]:
         return {"mtp": 0}
     parts: Counter[str] = Counter()
     for shape in mtp_shapes(model, "mtp."):
-        parts[_component(shape) if shape.role not in (Role.GAIN, Role.BIAS) else "others"] += shape.count
+        parts[_component(shape) if shape.role not in (Role.GAIN, Role.BIAS, Role.BALANCE) else "others"] += shape.count
     head = model.vocabulary * model.width
     products = sum(parts.values()) - parts["others"] - _idle(model, parts["experts"]) + head
     each = {"mtp": sum(parts.values()), "mtp_products": products}

@@ -1,59 +1,125 @@
 """Where every token stands: its rotary angle and which keys it may see. Built once per batch, serves every layer.
 
-Shapes: B batch rows, T tokens of a row, E head width. A document is a maximal run of equal ids in a row; a token sees the
-tokens of its document up to itself.
+Shapes: B batch rows, T tokens of a row, E half of the rotated width of a head. A document is a maximal run of equal ids in a
+row; a token sees the tokens of its document up to itself, in layers with a window of w only the last w of these.
 
     document   a a a b b b b c        additive mask (0 seen, . = -inf)    a  0 . . . . . . .
     start      0 0 0 3 3 3 3 7                                            a  0 0 . . . . . .
-                                                                          a  0 0 0 . . . . .
-    A block of queries needs only the keys from its first                 b  . . . 0 . . . .
-    query's start to its own end (attention.py).                          b  . . . 0 0 . . .
+    in a window of 2                                                      a  0 0 0 . . . . .
+    start      0 0 1 3 3 4 5 7                                            b  . . . 0 . . . .
+                                                                          b  . . . 0 0 . . .
+    A block of queries needs only the keys from its first query's start to its own end (attention.py). A window has no
+    mask of its own: its edge is the same in every block.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+
+from headway.model.dropout import DropoutKey
+from headway.model.rope import angle_table, attention_growth
+from headway.recipe.spec import ModelSpec, RopeSpec
+
+if TYPE_CHECKING:
+    from headway.model.experts import LayerTally, Tally
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Visible:
+    """Which keys the queries of a layer see: those from ``start_BT`` to the query itself."""
+
+    start_BT: Tensor  # int64: column of the first key that the token sees; it never falls along a row
+    packed: bool  # some row holds several documents
+    mask_BTT: Tensor | None  # additive, compute dtype, of documents alone; None: not packed, or not on a CPU
+    window: int | None = None  # tokens that a token sees at most, itself included; None: all of its document before it
+
+    @property
+    def is_causal(self) -> bool:
+        """Whether every query simply sees the whole row before it."""
+        return not self.packed and self.window is None
+
+    def sees_BTT(self) -> Tensor:
+        """bool, B T T: whether the query (second axis) sees the key (last axis)."""
+        column_T = torch.arange(self.start_BT.shape[1], device=self.start_BT.device)
+        return (column_T >= self.start_BT[:, :, None]) & (column_T <= column_T[:, None])
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Context:
     """Built by ``make_context``."""
 
-    cos_BTE: Tensor  # float32, B T 1 E/2: broadcasts over heads
-    sin_BTE: Tensor
-    start_BT: Tensor  # int64: column at which the token's document begins
-    mask_BTT: Tensor | None  # additive, compute dtype; None: one document per row, plainly causal
+    cos_BTE: Tensor | None  # float32, B T 1 E: broadcasts over heads; None: no RoPE
+    sin_BTE: Tensor | None
+    attention_growth: float  # by which YaRN multiplies scores
+    full: Visible
+    windowed: Visible | None  # None: the model has no window
+    position_BT: Tensor  # int64
+    document_BT: Tensor  # int64
+    tally: Tally | None = None  # of routers, in training
+    dropout: DropoutKey | None = None
+
+    def tally_of(self, layer: str) -> LayerTally | None:
+        return None if self.tally is None else self.tally.of(layer)
+
+    def growth(self, layer: int, model: ModelSpec) -> float:
+        """Of scores in layer ``layer``: YaRN grows those that it turns."""
+        return self.attention_growth if model.has_positions(layer) else 1.0
+
+    def visible(self, windowed: bool) -> Visible:
+        """Of layers with a window, or of those without."""
+        if not windowed:
+            return self.full
+        assert self.windowed is not None, "the model has no window"
+        return self.windowed
 
 
-@lru_cache(maxsize=8)
-def _angle_table(length: int, rope_base: float, head_width: int) -> tuple[Tensor, Tensor]:
-    """cos and sin of position * base^(-2i/E), [length, E/2]. The angle in float64: float32 is off by 0.06 at 1 M."""
-    frequency_E = rope_base ** (-torch.arange(0, head_width, 2, dtype=torch.float64) / head_width)
-    angle_TE = torch.arange(length, dtype=torch.float64)[:, None] * frequency_E
-    return angle_TE.cos().float(), angle_TE.sin().float()
-
-
-def make_context(position_BT: Tensor, document_BT: Tensor, rope_base: float, head_width: int, dtype: torch.dtype) -> Context:
-    """Positions and documents of one batch (any integer dtype) -> Context. ``dtype``: that of the compute (masks)."""
+def make_context(position_BT: Tensor, document_BT: Tensor, model: ModelSpec, rope: RopeSpec, dtype: torch.dtype) -> Context:
+    """Positions and documents of one batch (any integer dtype, any device) -> Context. ``dtype``: that of the compute (masks)."""
     assert position_BT.shape == document_BT.shape, "one position and one document per token"
-    longest = int(position_BT.max()) + 1
-    cos_TE, sin_TE = _angle_table(1 << (longest - 1).bit_length(), float(rope_base), head_width)
-    index_BT, start_BT = position_BT.long(), document_starts(document_BT)
+    position_BT, document_BT = position_BT.long(), document_BT.long()
+    cos_BTE, sin_BTE = _angles(position_BT, model, rope) if model.turned_width else (None, None)
+    full = _full(document_starts(document_BT), dtype)
     return Context(
-        cos_BTE=cos_TE[index_BT].unsqueeze(2),
-        sin_BTE=sin_TE[index_BT].unsqueeze(2),
-        start_BT=start_BT,
-        mask_BTT=document_mask(start_BT, dtype) if bool(start_BT.any()) else None,
+        cos_BTE=cos_BTE,
+        sin_BTE=sin_BTE,
+        attention_growth=attention_growth(rope),
+        full=full,
+        windowed=None if model.window is None else _windowed(full, model.window),
+        position_BT=position_BT,
+        document_BT=document_BT,
     )
+
+
+def _angles(position_BT: Tensor, model: ModelSpec, rope: RopeSpec) -> tuple[Tensor, Tensor]:
+    """cos and sin of every token, B T 1 E. Tables of a power of two tokens, so that few are made."""
+    longest = int(position_BT.max()) + 1
+    cos_TE, sin_TE = angle_table(1 << (longest - 1).bit_length(), model, rope)
+    cos_BTE, sin_BTE = (table_TE.to(position_BT.device)[position_BT] for table_TE in (cos_TE, sin_TE))
+    return cos_BTE.unsqueeze(2), sin_BTE.unsqueeze(2)
+
+
+def _full(start_BT: Tensor, dtype: torch.dtype) -> Visible:
+    packed = bool(start_BT.any())
+    mask_BTT = document_mask(start_BT, dtype) if packed and start_BT.device.type == "cpu" else None
+    return Visible(start_BT=start_BT, packed=packed, mask_BTT=mask_BTT)
+
+
+def _windowed(full: Visible, window: int) -> Visible:
+    """``full`` itself where the window holds whole rows."""
+    length = full.start_BT.shape[1]
+    if window >= length:
+        return full
+    oldest_T = torch.arange(length, device=full.start_BT.device) - (window - 1)
+    return Visible(start_BT=full.start_BT.maximum(oldest_T), packed=full.packed, mask_BTT=full.mask_BTT, window=window)
 
 
 def document_starts(document_BT: Tensor) -> Tensor:
     """For each token the column at which its document begins."""
-    column_T = torch.arange(document_BT.shape[1])
+    column_T = torch.arange(document_BT.shape[1], device=document_BT.device)
     begins_BT = torch.ones_like(document_BT, dtype=torch.bool)
     begins_BT[:, 1:] = document_BT[:, 1:] != document_BT[:, :-1]
     return torch.where(begins_BT, column_T, 0).cummax(1).values
@@ -61,6 +127,6 @@ def document_starts(document_BT: Tensor) -> Tensor:
 
 def document_mask(start_BT: Tensor, dtype: torch.dtype) -> Tensor:
     """Additive B T T mask: 0 where a query sees a key, -inf elsewhere."""
-    column_T = torch.arange(start_BT.shape[1])
+    column_T = torch.arange(start_BT.shape[1], device=start_BT.device)
     hidden_BTT = (column_T < start_BT[:, :, None]) | (column_T > column_T[:, None])
-    return torch.zeros(hidden_BTT.shape, dtype=dtype).masked_fill_(hidden_BTT, -torch.inf)
+    return torch.zeros(hidden_BTT.shape, dtype=dtype, device=start_BT.device).masked_fill_(hidden_BTT, -torch.inf)

@@ -1,79 +1,52 @@
-"""The decoder: embedding, pre-norm blocks, final norm, head. Every parameter is named in ``recipe/roles.py``.
+"""The decoder: embedding, blocks, final norm, head. Every parameter is named in ``recipe/roles.py``.
 
-    tokens -> embed -> [ + attention(norm x) -> + ffn(norm x) ] x layers -> norm -> hidden      (head: in the loss)
+    tokens -> embed (+ positions) -> blocks x layers -> norm -> hidden      (head: in the loss, or ``logits``)
+                                                  |
+    heads for further tokens:   [norm hidden, norm embed(next token)] -> project -> block -> norm -> hidden -> ...
 
-Shapes: B batch, T time, D width, H heads, K kv heads, E head width, F ffn, V vocabulary.
-Names of modules are the names of checkpoints, so they do not change. q, k, v and gate, up stay separate: fused ones are
-not rectangles when they are sharded.
+Shapes: B batch, T time, D width, V vocabulary. Names of modules are the names of checkpoints, so they do not change.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from headway.model.attention import attend
+from headway.model.block import Block
 from headway.model.context import Context
-from headway.model.kernels import norm_rotate, rms_norm, swiglu
+from headway.model.dropout import drop
+from headway.model.weight import Norm, Weight, project
+from headway.recipe.mup import multipliers
 from headway.recipe.spec import ModelSpec
 
 
-class Weight(nn.Module):
-    """Holds one tensor as ``weight``; memory is left as it comes, ``init.initialise`` fills it."""
+@dataclass(frozen=True, eq=False)
+class Hidden:
+    """After the final norm of the decoder, and of each head for further tokens: entry d speaks of the token d + 2 further."""
 
-    def __init__(self, *shape: int):
-        super().__init__()
-        self.weight = nn.Parameter(torch.empty(shape))
-
-
-class Attention(nn.Module):
-    """Grouped-query attention; q and k are normalised per head, then rotated."""
-
-    def __init__(self, spec: ModelSpec):
-        super().__init__()
-        self.spec = spec
-        D, HE, KE = spec.width, spec.heads * spec.head_width, spec.kv_heads * spec.head_width
-        self.q, self.k, self.v, self.o = Weight(HE, D), Weight(KE, D), Weight(KE, D), Weight(D, HE)
-        if spec.qk_norm:
-            self.q_norm, self.k_norm = Weight(spec.head_width), Weight(spec.head_width)
-
-    def forward(self, x_BTD: Tensor, context: Context) -> Tensor:
-        spec = self.spec
-        q_BTHE = F.linear(x_BTD, self.q.weight).unflatten(-1, (spec.heads, spec.head_width))
-        k_BTKE = F.linear(x_BTD, self.k.weight).unflatten(-1, (spec.kv_heads, spec.head_width))
-        v_BTKE = F.linear(x_BTD, self.v.weight).unflatten(-1, (spec.kv_heads, spec.head_width))
-        q_gain_E = self.q_norm.weight if spec.qk_norm else None
-        k_gain_E = self.k_norm.weight if spec.qk_norm else None
-        scale = spec.head_width**-0.5
-        q_BTHE = norm_rotate(q_BTHE, q_gain_E, context.cos_BTE, context.sin_BTE, spec.norm_epsilon, scale)
-        k_BTKE = norm_rotate(k_BTKE, k_gain_E, context.cos_BTE, context.sin_BTE, spec.norm_epsilon)
-        return F.linear(attend(q_BTHE, k_BTKE, v_BTKE, context).flatten(-2), self.o.weight)
+    next_BTD: Tensor
+    further_BTD: tuple[Tensor, ...] = ()
 
 
-class FeedForward(nn.Module):
-    """SwiGLU: down(silu(gate x) * up x)."""
+class Further(Block):
+    """A head for one more token (DeepSeek-V3, arXiv 2412.19437, section 2.2). It shares embedding and output matrix."""
 
-    def __init__(self, spec: ModelSpec):
-        super().__init__()
-        D, F_ = spec.width, spec.ffn_width
-        self.gate, self.up, self.down = Weight(F_, D), Weight(F_, D), Weight(D, F_)
+    def __init__(self, spec: ModelSpec, depth: int):
+        nn.Module.__init__(self)
+        self.hidden_norm, self.embed_norm = Norm(spec, spec.width), Norm(spec, spec.width)
+        self.project = Weight(spec.width, 2 * spec.width)
+        self._build(spec, spec.layers - 1, f"mtp.{depth}")  # between, so that parameters stand in the order of their roles
+        self.norm = Norm(spec, spec.width)
 
-    def forward(self, x_BTD: Tensor) -> Tensor:
-        hidden_BTF = swiglu(F.linear(x_BTD, self.gate.weight), F.linear(x_BTD, self.up.weight))
-        return F.linear(hidden_BTF, self.down.weight)
-
-
-class Block(nn.Module):
-    def __init__(self, spec: ModelSpec):
-        super().__init__()
-        self.epsilon = spec.norm_epsilon
-        self.attention_norm, self.attention = Weight(spec.width), Attention(spec)
-        self.ffn_norm, self.ffn = Weight(spec.width), FeedForward(spec)
-
-    def forward(self, x_BTD: Tensor, context: Context) -> Tensor:
-        x_BTD = x_BTD + self.attention(rms_norm(x_BTD, self.attention_norm.weight, self.epsilon), context)
-        return x_BTD + self.ffn(rms_norm(x_BTD, self.ffn_norm.weight, self.epsilon))
+    def further(self, hidden_BTD: Tensor, embedded_BTD: Tensor, context: Context) -> Tensor:
+        """The hidden state before it, and the embedding of the token that this spoke of -> the next hidden state."""
+        both_BTD = torch.cat((self.hidden_norm(hidden_BTD), self.embed_norm(embedded_BTD)), -1)
+        return self.norm(self(project(both_BTD, self.project), context))
 
 
 class Decoder(nn.Module):
@@ -87,9 +60,12 @@ class Decoder(nn.Module):
         super().__init__()
         self.spec = spec
         self.embed = Weight(spec.vocabulary, spec.width)
-        self.layers = nn.ModuleList(Block(spec) for _ in range(spec.layers))
-        self.norm = Weight(spec.width)
+        self.positions = Weight(spec.positions, spec.width) if spec.position == "learned" else None
+        self.embed_norm = Norm(spec, spec.width) if spec.embedding_norm else None
+        self.layers = nn.ModuleList(Block(spec, layer, f"layers.{layer}") for layer in range(spec.layers))
+        self.norm = Norm(spec, spec.width)
         self.head = None if spec.tied_embeddings else Weight(spec.vocabulary, spec.width)
+        self.mtp = nn.ModuleList(Further(spec, depth) for depth in range(spec.mtp_layers))
 
     @property
     def head_weight(self) -> Tensor:
@@ -97,8 +73,35 @@ class Decoder(nn.Module):
         return self.embed.weight if self.head is None else self.head.weight
 
     def forward(self, tokens_BT: Tensor, context: Context) -> Tensor:
-        """Hidden states after the final norm, B T D; logits are ``hidden @ head_weight.T``."""
-        x_BTD = F.embedding(tokens_BT, self.embed.weight).to(self.norm.weight.dtype)
+        """Hidden states after the final norm, B T D; ``logits`` makes logits of them."""
+        return self.norm(self._stream(tokens_BT, context))
+
+    def hidden(self, tokens_BT: Tensor, context: Context) -> Hidden:
+        """What training needs: also the hidden states of the heads for further tokens. The last tokens of a row have no
+        token to go on from; what stands there is to be masked (``objective``)."""
+        hidden = [self(tokens_BT, context)]
+        for depth, head in enumerate(cast("Iterable[Further]", self.mtp), start=1):
+            hidden.append(head.further(hidden[-1], self._embed(tokens_BT.roll(-depth, 1)), context))
+        return Hidden(hidden[0], tuple(hidden[1:]))
+
+    def logits(self, hidden_ND: Tensor) -> Tensor:
+        """N V, in the dtype of the head."""
+        weight_VD = self.head_weight
+        logits_NV = F.linear(hidden_ND.to(weight_VD.dtype), weight_VD) * multipliers(self.spec).logits
+        cap = self.spec.logit_softcap
+        return logits_NV if cap is None else cap * torch.tanh(logits_NV / cap)
+
+    def _stream(self, tokens_BT: Tensor, context: Context) -> Tensor:
+        """The residual stream after the last block."""
+        x_BTD = self._embed(tokens_BT)
+        if self.positions is not None:
+            x_BTD = x_BTD + F.embedding(context.position_BT, self.positions.weight).to(x_BTD.dtype)
+        if self.embed_norm is not None:
+            x_BTD = self.embed_norm(x_BTD)
+        x_BTD = drop(x_BTD, context.dropout, "embed")
         for block in self.layers:
             x_BTD = block(x_BTD, context)
-        return rms_norm(x_BTD, self.norm.weight, self.spec.norm_epsilon)
+        return x_BTD
+
+    def _embed(self, tokens_BT: Tensor) -> Tensor:
+        return F.embedding(tokens_BT, self.embed.weight).to(self.norm.weight.dtype)

@@ -22,7 +22,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from headway.recipe.roles import init_std, parameter_shapes
+from headway.recipe.mup import init_std
+from headway.recipe.roles import parameter_shapes
 from headway.recipe.spec import ModelSpec
 
 LONG_RUN_ELEMENTS = 512
@@ -117,15 +118,24 @@ def _consecutive(rows: Iterator[int], most: int) -> Iterator[tuple[int, int]]:
     yield first, height
 
 
+def _fill_normal(parameter: Tensor, name: str, std: float, seed: int) -> None:
+    """In tiles of the leading axis: the memory beside the parameter itself does not grow with it."""
+    shape, rest = tuple(parameter.shape), (0,) * (parameter.dim() - 1)
+    height = max(1, TILE_ELEMENTS // max(1, math.prod(shape[1:])))
+    for first in range(0, shape[0], height):
+        rows = min(height, shape[0] - first)
+        parameter[first : first + rows].copy_(logical_normal(name, shape, std, seed, (first, *rest), (rows, *shape[1:])))
+
+
 @torch.no_grad()
 def initialise(model: nn.Module, spec: ModelSpec, seed: int) -> None:
     """Fill every parameter of ``model`` in place by its role. Neither order nor torch's generator plays a part."""
     parameters = dict(model.named_parameters())
     for wanted in parameter_shapes(spec):
-        parameter, std = parameters.pop(wanted.name), init_std(wanted.role, spec)
+        parameter, std = parameters.pop(wanted.name), init_std(wanted, spec)
         assert tuple(parameter.shape) == wanted.shape, wanted.name
-        if std is None:
-            parameter.fill_(1.0)
+        if not std:
+            parameter.fill_(1.0 if std is None else 0.0)
         else:
-            parameter.copy_(logical_normal(wanted.name, wanted.shape, std, seed))
+            _fill_normal(parameter, wanted.name, std, seed)
     assert not parameters, f"parameters without a role: {sorted(parameters)}"

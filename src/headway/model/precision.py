@@ -1,47 +1,68 @@
-"""bfloat16 compute over float32 master weights.
+"""Compute precision by module over float32 master weights.
 
     master (float32, named parameters)  --refresh: one cast per step-->  compute copies (bfloat16 leaves)
               .grad (float32)           <--after each backward: add----  their gradients (bfloat16), dropped at once
 
-Casting happens once per update and never per micro-batch; gradients of micro-batches are summed in float32. The
-embedding is read from the master itself: its gradient sums over all occurrences of a token, which bfloat16 cannot hold.
+Casting happens once per update and never per micro-batch; gradients of micro-batches are summed in float32. Some parameters are
+read from the master itself: embeddings, whose gradient sums over all occurrences of a token, which bfloat16 cannot hold;
+routers, where a rounded score sends a token elsewhere; and every module that the recipe computes in float32.
+
+float8 is no type of weights: copies are bfloat16, and projections of blocks multiply through ``float8.py``. Which they are, and
+which parameter computes in what, says ``recipe/trainable.py``.
 """
 
 from __future__ import annotations
+
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 
 from headway.base.errors import ConfigError
 from headway.model.context import Context
-from headway.model.decoder import Decoder, Weight
+from headway.model.decoder import Decoder, Hidden
+from headway.model.float8 import make_product
+from headway.model.weight import Weight
+from headway.recipe.spec import PrecisionSpec
+from headway.recipe.trainable import parameter_precisions
 
-COMPUTE_DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+COMPUTE_DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32, "float8": torch.bfloat16}
+"""Precision -> type of the weights that are read, and of what passes between modules."""
 
 
 class ComputeModel:
-    """What a step runs: ``forward`` for hidden states, ``head_weight`` for the loss, ``refresh`` after an update.
+    """What a step runs: ``hidden`` for the loss, ``forward`` and ``logits`` for evaluation, ``refresh`` after an update.
 
     Gradients arrive in ``.grad`` of ``decoder``'s parameters, accumulated in float32 over backward passes.
     """
 
-    def __init__(self, decoder: Decoder, compute: str):
-        if compute not in COMPUTE_DTYPES:
-            raise ConfigError(f"unknown compute precision {compute!r}", f"known: {', '.join(COMPUTE_DTYPES)}")
-        self.decoder, self.spec, self.dtype = decoder, decoder.spec, COMPUTE_DTYPES[compute]
+    def __init__(self, decoder: Decoder, precision: PrecisionSpec):
+        if unknown := sorted({precision.compute, *precision.modules.values()} - COMPUTE_DTYPES.keys()):
+            raise ConfigError(f"unknown compute precision {unknown[0]!r}", f"known: {', '.join(COMPUTE_DTYPES)}")
+        self.decoder, self.spec = decoder, decoder.spec
+        self.precisions = parameter_precisions(decoder.spec, precision)
+        self.dtypes = {name: COMPUTE_DTYPES[kind] for name, kind in self.precisions.items()}
+        self.dtype = COMPUTE_DTYPES[precision.compute]
         self._masters: list[Tensor] = []
         self._copies: list[Tensor] = []
-        self._model = decoder if self.dtype == torch.float32 else self._build_copy()
+        self._model = decoder if set(self.dtypes.values()) == {torch.float32} else self._build_copy()
         self.refresh()
 
     @property
     def head_weight(self) -> Tensor:
-        """V D, in the compute dtype."""
+        """V D, in its compute dtype."""
         return self._model.head_weight
 
     def forward(self, tokens_BT: Tensor, context: Context) -> Tensor:
         """Hidden states after the final norm, B T D, in the compute dtype."""
         return self._model(tokens_BT, context)
+
+    def hidden(self, tokens_BT: Tensor, context: Context) -> Hidden:
+        """The same with those of the heads for further tokens."""
+        return self._model.hidden(tokens_BT, context)
+
+    def logits(self, hidden_ND: Tensor) -> Tensor:
+        return self._model.logits(hidden_ND)
 
     @torch.no_grad()
     def refresh(self) -> None:
@@ -52,18 +73,25 @@ class ComputeModel:
     def _build_copy(self) -> Decoder:
         with torch.device("meta"):
             model = Decoder(self.spec)
-        if model.head is None:  # tied: the head still needs its own compute copy, the embedding stays the master
+        if model.head is None:  # tied: the head has a compute copy of its own, the embedding stays the master
             model.head = Weight(1)
+            _place(model, "head.weight", self._in(self.dtypes["head.weight"], self.decoder.embed.weight))
         for name, master in self.decoder.named_parameters():
-            if name != "embed.weight":
-                _place(model, name, self._copy_of(master))
-        _place(model, "embed.weight", self.decoder.embed.weight)
-        if self.spec.tied_embeddings:
-            _place(model, "head.weight", self._copy_of(self.decoder.embed.weight))
+            _place(model, name, self._in(self.dtypes[name], master))
+        self._mark_float8(model)
         return model
 
-    def _copy_of(self, master: Tensor) -> nn.Parameter:
-        copy = nn.Parameter(torch.empty_like(master, dtype=self.dtype))
+    def _mark_float8(self, model: Decoder) -> None:
+        if marked := [name for name, kind in self.precisions.items() if kind == "float8"]:
+            product = make_product(self.decoder.embed.weight.device)
+            for name in marked:
+                cast(Weight, model.get_submodule(name.removesuffix(".weight"))).float8 = product
+
+    def _in(self, dtype: torch.dtype, master: nn.Parameter) -> nn.Parameter:
+        """A compute copy of ``master``, or itself where nothing is to be cast."""
+        if dtype == master.dtype:
+            return master
+        copy = nn.Parameter(torch.empty_like(master, dtype=dtype))
         copy.register_post_accumulate_grad_hook(_GradientTo(master))
         self._masters.append(master)
         self._copies.append(copy)

@@ -57,14 +57,14 @@ def with_wsd(spec: Spec) -> Spec:
     """The run as a hold and, from the first step boundary in the last tenth on, a line to zero."""
     stage = _merged(spec)
     hold, decay = _split(stage, math.ceil((1 - WSD_DECAY_SHARE) * stage.sequences))
-    constant, line = _rate(spec, "constant", 1.0, 1.0), RateSpec(warmup_tokens=0, shape="linear", start=1.0, end=0.0)
+    constant, line = _rate(spec, "constant", 1.0, 1.0), replace(_rate(spec, "linear", 1.0, 0.0), warmup_tokens=0)
     if hold is None:  # a run of one step
         return replace(spec, stages=(replace(decay, rate=replace(line, warmup_tokens=constant.warmup_tokens)),))
     return replace(spec, stages=(replace(hold, rate=constant), replace(decay, rate=line)))
 
 
 def _rate(spec: Spec, shape: str, start: float, end: float) -> RateSpec:
-    return RateSpec(warmup_tokens=spec.stages[0].rate.warmup_tokens, shape=shape, start=start, end=end)
+    return replace(spec.stages[0].rate, shape=shape, start=start, end=end, tail_tokens=0)
 
 
 def _merged(spec: Spec) -> StageSpec:

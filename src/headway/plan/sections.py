@@ -20,6 +20,7 @@ from headway.plan.memory.rank_memory import rank_memory_section
 from headway.plan.monitoring import monitoring_section
 from headway.plan.on_demand import search_section, sheet_section, simulated_section
 from headway.plan.outlook import checkpoints_section, data_section, memory_section
+from headway.plan.parametrisation import parametrisation_section
 from headway.plan.plan import Cell, Column, Section, Table
 from headway.plan.published.napkin import napkin_section
 from headway.plan.published.section import published_section
@@ -106,6 +107,8 @@ def schedule_section(facts: PlanFacts) -> Section:
     optimizer = facts.spec.optimizer
     memory = Quantity("moment_memory", 1 / (1 - optimizer.beta2), "steps", "1 / (1 - beta2)", {"beta2": optimizer.beta2}, "")
     words = f"AdamW, beta {optimizer.beta1:g} / {optimizer.beta2:g}, decay {optimizer.weight_decay:g}"
+    if optimizer.kind == "muon":
+        words = f"Muon ({optimizer.muon_scale}) on matrices, momentum {optimizer.momentum:g}; on the rest {words}"
     clip = f"global norm {optimizer.clip_norm:g}" if optimizer.clip_norm else "none"
     return Section(
         "Optimiser and schedule",
@@ -125,7 +128,7 @@ CHAPTERS: tuple[tuple[str, tuple[Builder, ...]], ...] = (
     ("Inputs", (inputs_section,)),
     ("Compute and time", (parameters_section, compute_section, rates_section, time_section, worksheet_section)),
     ("Batch and steps", (batch_section,)),
-    ("Optimiser and schedule", (schedule_section, hyperparameters_section)),
+    ("Optimiser and schedule", (schedule_section, parametrisation_section, hyperparameters_section)),
     ("Memory and layout", (layout_section, search_section, sheet_section, memory_section, rank_memory_section)),
     ("Data", (data_section,)),
     (

@@ -22,6 +22,7 @@ from headway.recipe.findings import divisors as divisors
 from headway.recipe.findings import found
 from headway.recipe.lines import KeyPath
 from headway.recipe.model_checks import check_context, check_model, check_nominal
+from headway.recipe.schedules import Steps, StepTokens, whole_batches
 
 if TYPE_CHECKING:
     from headway.recipe.schema import Data, Objective, Optimizer, Recipe, Stage, Tokenizer
@@ -50,6 +51,15 @@ def check_optimizer(optimizer: Optimizer) -> Iterator[Finding]:
                 f"beta1 {optimizer.beta1:g} is above beta2 {optimizer.beta2:g}",
                 "the second moment must not forget faster than the first: single updates could grow without bound",
                 "lower beta1 or raise beta2",
+            ),
+        )
+    if optimizer.matrix_rate is not None and optimizer.kind != "muon":
+        yield (
+            ("optimizer", "matrix_rate"),
+            Problem(
+                f"matrix_rate = {optimizer.matrix_rate:g} beside kind = {optimizer.kind!r}",
+                "it is the rate of the matrices that Muon takes",
+                'remove it, or choose kind = "muon"',
             ),
         )
     if 0 < optimizer.clip_norm < SMALLEST_CLIP_NORM:
@@ -93,15 +103,7 @@ def check_stage(index: int, stage: Stage) -> Iterator[Finding]:
             (*at, "ramp" if stage.ramp else "name"),
             Problem(f"stage {stage.name!r} has {seen}", "a stage has one of the two", ""),
         )
-    if stage.rate.warmup > stage.tokens:
-        yield (
-            (*at, "rate", "warmup"),
-            Problem(
-                f"the warm-up of {stage.rate.warmup:,} tokens is longer than stage {stage.name!r} with {stage.tokens:,}",
-                "a warm-up ends inside its stage",
-                "shorten the warm-up or lengthen the stage",
-            ),
-        )
+    yield from _check_warmup(at, stage)
     yield from _check_ramp(at, stage)
     yield from _check_rate(at, stage)
     if not sum(stage.mixture.values()) > 0:
@@ -109,6 +111,43 @@ def check_stage(index: int, stage: Stage) -> Iterator[Finding]:
             (*at, "mixture"),
             Problem(f"the mixture of stage {stage.name!r} has no weight", "at least one weight is above zero", ""),
         )
+
+
+def _check_warmup(at: KeyPath, stage: Stage) -> Iterator[Finding]:
+    """The warm-up and the tail of a stage leave room for each other. Steps are whole batches, which may reach past its tokens."""
+    sequences, steps = _steps_of(stage)
+    counted = [isinstance(length, Steps) for length in (stage.rate.warmup, stage.rate.tail)]
+    whole = max(stage.tokens, sequences * stage.sequence) if any(counted) else stage.tokens
+    warmup, tail = _in_tokens(stage.rate.warmup, steps.first), _in_tokens(stage.rate.tail, steps.last)
+    for key, what, length in (("warmup", "warm-up", warmup), ("tail", "tail", tail)):
+        if length > whole:
+            yield (
+                (*at, "rate", key),
+                Problem(
+                    f"the {what} of {length:,} tokens is longer than stage {stage.name!r} with {stage.tokens:,}",
+                    f"a {what} ends inside its stage" if key == "warmup" else "a tail begins inside its stage",
+                    f"shorten the {what} or lengthen the stage",
+                ),
+            )
+    if max(warmup, tail) <= whole < warmup + tail:
+        yield (
+            (*at, "rate", "tail"),
+            Problem(
+                f"a warm-up of {warmup:,} and a tail of {tail:,} tokens in stage {stage.name!r} with {stage.tokens:,}",
+                "the tail begins after the warm-up",
+                "shorten one of them or lengthen the stage",
+            ),
+        )
+
+
+def _steps_of(stage: Stage) -> tuple[int, StepTokens]:
+    ramp = [(phase.start, phase.batch) for phase in stage.ramp] or [(0, stage.batch or stage.sequence)]
+    sequences, phases = whole_batches(stage.tokens, stage.sequence, ramp)
+    return sequences, StepTokens(phases, sequences, stage.sequence)
+
+
+def _in_tokens(length: int | Steps, tokens_of: Callable[[int], int]) -> int:
+    return tokens_of(length.count) if isinstance(length, Steps) else length
 
 
 def _check_ramp(at: KeyPath, stage: Stage) -> Iterator[Finding]:
@@ -228,7 +267,7 @@ def nearest_hint(word: str, known: Sequence[str]) -> str:
     """``did you mean ...?`` or nothing."""
     import difflib
 
-    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
+    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
     return f"did you mean {close[0]}?" if close else ""
 
 

@@ -15,13 +15,24 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from headway.base.digests import digest_json
-from headway.recipe.spec import ADDED_TO_MODEL, Spec
+from headway.recipe.spec import ADDED as ADDED_TO_SPEC
+from headway.recipe.spec import ExpertsSpec, ModelSpec, OptimizerSpec, PrecisionSpec, Spec, StabilitySpec
 
 if TYPE_CHECKING:
     from headway.recipe.schema import Recipe
 
 SECTIONS = ("objective", "tokenizer", "model", "optimizer", "stability", "precision", "evaluation", "interventions")
-ADDED_TO_SOURCES = ("inventory",)
+ADDED = {
+    "Model": ADDED_TO_SPEC[ModelSpec] | {"rotary_share"},
+    "Experts": ADDED_TO_SPEC[ExpertsSpec],
+    "Source": frozenset({"inventory"}),
+    "Stage": frozenset({"yarn"}),
+    "Rate": frozenset({"tail", "batch_rule"}),
+    "Optimizer": ADDED_TO_SPEC[OptimizerSpec],
+    "Stability": ADDED_TO_SPEC[StabilitySpec],
+    "Precision": ADDED_TO_SPEC[PrecisionSpec],
+}
+"""By section: keys that came after the first release, left out at their default so that digests of earlier recipes stay."""
 
 
 def recipe_content(recipe: Recipe) -> dict[str, Any]:
@@ -30,17 +41,23 @@ def recipe_content(recipe: Recipe) -> dict[str, Any]:
     Fields that came later are left out at their default, so that digests of earlier recipes stay.
     """
     content = recipe.model_dump(mode="json", by_alias=True)
-    _drop_defaults(content["model"], recipe.model, ADDED_TO_MODEL)
-    for source, plain in zip(recipe.data.sources, content["data"]["sources"], strict=True):
+    _drop_added(content, recipe)
+    for plain in content["data"]["sources"]:
         del plain["path"]
-        _drop_defaults(plain, source, ADDED_TO_SOURCES)
     return content
 
 
-def _drop_defaults(plain: dict[str, Any], section: Any, names: tuple[str, ...]) -> None:
-    for name in names:
-        if getattr(section, name) == type(section).model_fields[name].default:
-            del plain[name]
+def _drop_added(plain: Any, section: Any) -> None:
+    """Walks the tree of sections and what they dumped to side by side."""
+    if isinstance(section, tuple):
+        for inner, dumped in zip(section, plain, strict=True):
+            _drop_added(dumped, inner)
+    elif hasattr(type(section), "model_fields"):
+        for name, declared in type(section).model_fields.items():
+            if name in ADDED.get(type(section).__name__, ()) and getattr(section, name) == declared.default:
+                del plain[name]
+            elif (key := declared.alias or name) in plain:
+                _drop_added(plain[key], getattr(section, name))
 
 
 def recipe_digest(recipe: Recipe) -> str:

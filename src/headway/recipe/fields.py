@@ -10,11 +10,12 @@ from collections.abc import Callable
 from datetime import date, datetime
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, ValidationInfo
 from pydantic_core import PydanticCustomError, PydanticKnownError
 
 from headway.base import units
 from headway.base.errors import ConfigError
+from headway.recipe.schedules import Steps
 
 T = TypeVar("T")
 
@@ -73,6 +74,19 @@ def _day(text: str) -> str:
     return text
 
 
+def _tokens_or_steps(value: Any) -> int | Steps:
+    if isinstance(value, str) and value.strip().endswith(("step", "steps")):
+        return Steps(units.parse_count(value, "steps"))
+    return value if isinstance(value, Steps) else units.parse_count(value)
+
+
+def _not_negative(value: int | Steps) -> int | Steps:
+    count = value.count if isinstance(value, Steps) else value
+    if not 0 <= count < 2**62:
+        raise PydanticKnownError("greater_than_equal", {"ge": 0})
+    return value
+
+
 def one_of(*numbers: int) -> BeforeValidator:
     """For whole numbers of a choice: Python takes true and 1.0 for 1."""
 
@@ -86,6 +100,12 @@ def one_of(*numbers: int) -> BeforeValidator:
 
 Tokens = Annotated[int, _quantity(units.parse_count), Field(ge=1, lt=2**62)]
 TokensOrZero = Annotated[int, _quantity(units.parse_count), Field(ge=0, lt=2**62)]
+TokensOrSteps = Annotated[
+    int | Steps,
+    _quantity(_tokens_or_steps),
+    AfterValidator(_not_negative),
+    PlainSerializer(lambda value: str(value) if isinstance(value, Steps) else value),
+]
 Entries = Annotated[int, _quantity(lambda value: units.parse_count(value, "entries")), Field(ge=257, le=2**31)]
 Parameters = Annotated[int, _quantity(lambda value: units.parse_count(value, "parameters")), Field(ge=1, lt=2**62)]
 Seconds = Annotated[float, _quantity(units.parse_seconds), Field(ge=0, le=1e11)]

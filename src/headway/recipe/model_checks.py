@@ -34,6 +34,8 @@ def check_model(model: Model) -> Iterator[Finding]:
         yield from _check_heads(model)
     yield from _check_experts(model)
     yield from _check_options(model)
+    yield from _check_positions(model)
+    yield from _check_mup(model)
 
 
 def _check_heads(model: Model) -> Iterator[Finding]:
@@ -175,6 +177,65 @@ def _check_options(model: Model) -> Iterator[Finding]:
             f"window = {model.window:,} with full_attention_every = 1",
             "then every layer sees all before a token, and none has the window",
             "remove window, or write 0 (no layer) or 2 and more",
+        )
+
+
+def _check_positions(model: Model) -> Iterator[Finding]:
+    """What shapes RoPE, beside what has none."""
+    given = {"rotary_share": model.rotary_share != 1, "yarn": model.yarn is not None, "nope_every": model.nope_every != 0}
+    for key, is_given in given.items():
+        if is_given and model.position != "rope":
+            yield found(
+                ("model", key),
+                f"{key} beside position = {model.position!r}",
+                "it shapes RoPE, and this model has none",
+                f'remove {key}, or choose position = "rope"',
+            )
+    if model.position == "rope" and model.nope_every == 1:
+        yield found(
+            ("model", "nope_every"),
+            "nope_every = 1: no layer has positions",
+            "every n-th layer goes without, n from 2 on",
+            'write position = "none" where none is to have them',
+        )
+    if model.rotary_share != 1 and model.latent is not None:
+        yield found(
+            ("model", "rotary_share"),
+            f"rotary_share = {model.rotary_share:g} beside latent attention",
+            "latent attention says by rope_width what RoPE turns",
+            "remove rotary_share",
+        )
+    elif model.rotary_share != 1 and model.position == "rope":
+        yield from _check_rotary_share(model)
+    if model.yarn is not None and model.yarn.slow >= model.yarn.fast:
+        yield found(
+            ("model", "yarn", "slow"),
+            f"slow = {model.yarn.slow:g} and fast = {model.yarn.fast:g}",
+            "frequencies between slow and fast turns are mixed, so slow is less than fast",
+            "lower slow, or leave both out",
+        )
+
+
+def _check_rotary_share(model: Model) -> Iterator[Finding]:
+    head = model.head_width or model.width // model.heads
+    turned = float(model.rotary_share) * head
+    if turned % 2 or turned < 2:
+        yield found(
+            ("model", "rotary_share"),
+            f"rotary_share = {model.rotary_share:g} of a head of {head} turns {turned:g} values",
+            "RoPE turns pairs of values: an even number, at least 2",
+            f"choose {max(2, 2 * round(turned / 2)) / head:g}",
+        )
+
+
+def _check_mup(model: Model) -> Iterator[Finding]:
+    """What the table does not cover is refused by name."""
+    if model.mup is not None and model.mup.base_layers is not None and model.block == "post-add":
+        yield found(
+            ("model", "mup", "base_layers"),
+            f"base_layers beside block = {model.block!r}",
+            "the rule in depth is for a stream that blocks only add to",
+            "remove base_layers, or choose another block",
         )
 
 

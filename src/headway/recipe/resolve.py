@@ -16,7 +16,7 @@ from headway.recipe.checks import Finding, check_recipe, nearest_hint
 from headway.recipe.digests import recipe_digest
 from headway.recipe.lines import KeyPath
 from headway.recipe.load import LoadedRecipe
-from headway.recipe.schedules import whole_batches
+from headway.recipe.schedules import Steps, StepTokens, whole_batches
 from headway.recipe.spec import (
     GATED,
     QUANTA,
@@ -24,18 +24,21 @@ from headway.recipe.spec import (
     ExpertsSpec,
     LatentSpec,
     ModelSpec,
+    MupSpec,
     OptimizerSpec,
     PrecisionSpec,
     RateSpec,
+    RopeSpec,
     SourceSpec,
     Spec,
     StabilitySpec,
     StageSpec,
     TokenizerSpec,
+    YarnSpec,
 )
 
 if TYPE_CHECKING:
-    from headway.recipe.schema import Model, Optimizer, Rate, Recipe, Stage
+    from headway.recipe.schema import Model, Optimizer, Precision, Rate, Recipe, Stage, Yarn
 
 
 @dataclass(frozen=True)
@@ -96,10 +99,14 @@ def _build(recipe: Recipe, facts: DataFacts | None, parent: dict | None) -> Spec
         ),
         model=model,
         sources=sources,
-        stages=resolve_stages(recipe.stages, sources, model.rope_base),
+        stages=resolve_stages(recipe.stages, sources, model.rope),
         optimizer=resolve_optimizer(recipe.optimizer),
-        stability=StabilitySpec(z_loss=float(recipe.stability.z_loss)),
-        precision=PrecisionSpec(compute=recipe.precision.compute),
+        stability=StabilitySpec(
+            z_loss=float(recipe.stability.z_loss),
+            skip_above=_float(recipe.stability.skip_above),
+            most_skips=recipe.stability.most_skips,
+        ),
+        precision=resolve_precision(recipe.precision),
         evaluation=EvaluationSpec(
             every_tokens=evaluation.every,
             tokens_per_source=evaluation.tokens_per_source,
@@ -146,12 +153,52 @@ def resolve_model(model: Model, vocabulary: int) -> ModelSpec:
         experts=ExpertsSpec(**model.experts.model_dump()) if model.experts else None,
         mtp_layers=model.mtp_layers,
         nominal_parameters=model.nominal_parameters,
+        mtp_weight=float(model.mtp_weight),
+        rotary_width=0 if model.rotary_share == 1 else rotary_width(model),
+        yarn=resolve_yarn(model.yarn),
+        nope_every=model.nope_every,
+        logit_softcap=_float(model.logit_softcap),
+        attention_softcap=_float(model.attention_softcap),
+        dropout=float(model.dropout),
+        init=model.init,
+        mup=_mup(model),
+    )
+
+
+def _float(value: float | None) -> float | None:
+    return None if value is None else float(value)
+
+
+def rotary_width(model: Model) -> int:
+    """Values of a head that RoPE turns; rounding to pairs is refused elsewhere (``model_checks``)."""
+    return round(float(model.rotary_share) * (model.head_width or model.width // model.heads))
+
+
+def resolve_yarn(yarn: Yarn | None) -> YarnSpec | None:
+    """A factor of 1 changes nothing: it is how a stage says that there is no YaRN any more."""
+    if yarn is None or yarn.factor == 1:
+        return None
+    return YarnSpec(factor=float(yarn.factor), original=yarn.original, fast=float(yarn.fast), slow=float(yarn.slow))
+
+
+def _mup(model: Model) -> MupSpec | None:
+    if model.mup is None:
+        return None
+    return MupSpec(
+        base_width=model.mup.base_width,
+        base_layers=model.mup.base_layers or model.layers,
+        depth_alpha=float(model.mup.depth_alpha),
+        attention_multiplier=float(model.mup.attention_multiplier),
     )
 
 
 def default_ffn_width(width: int, *, gated: bool = True) -> int:
     """8/3 of the width, so that three matrices cost what two of 4 x width would; a multiple of 64 for the kernels."""
     return max(64, round(8 * width / 3 / 64) * 64) if gated else 4 * width
+
+
+def resolve_precision(precision: Precision) -> PrecisionSpec:
+    return PrecisionSpec(compute=precision.compute, modules=dict(precision.modules))
 
 
 def resolve_optimizer(optimizer: Optimizer) -> OptimizerSpec:
@@ -163,6 +210,9 @@ def resolve_optimizer(optimizer: Optimizer) -> OptimizerSpec:
         epsilon=float(optimizer.epsilon),
         weight_decay=float(optimizer.weight_decay),
         clip_norm=float(optimizer.clip_norm) or None,
+        matrix_rate=_float(optimizer.matrix_rate),
+        momentum=float(optimizer.momentum),
+        muon_scale=optimizer.muon_scale,
     )
 
 
@@ -186,11 +236,12 @@ def resolve_sources(recipe: Recipe, facts: DataFacts | None) -> list[SourceSpec]
     return resolved
 
 
-def resolve_stages(stages: Sequence[Stage], sources: Sequence[SourceSpec], rope_base: float) -> tuple[StageSpec, ...]:
-    """In order, because a stage inherits the RoPE base of the one before."""
+def resolve_stages(stages: Sequence[Stage], sources: Sequence[SourceSpec], rope: RopeSpec) -> tuple[StageSpec, ...]:
+    """In order, because a stage inherits the RoPE base and YaRN of the one before."""
     resolved = []
     for stage in stages:
-        rope_base = float(stage.rope_base or rope_base)
+        yarn = rope.yarn if stage.yarn is None else resolve_yarn(stage.yarn)
+        rope = RopeSpec(float(stage.rope_base or rope.base), yarn)
         ramp = [(phase.start, phase.batch) for phase in stage.ramp] or [(0, stage.batch or stage.sequence)]
         sequences, phases = whole_batches(stage.tokens, stage.sequence, ramp)
         resolved.append(
@@ -200,9 +251,10 @@ def resolve_stages(stages: Sequence[Stage], sources: Sequence[SourceSpec], rope_
                 sequence_length=stage.sequence,
                 sequences=sequences,
                 phases=phases,
-                rate=resolve_rate(stage.rate),
+                rate=resolve_rate(stage.rate, StepTokens(phases, sequences, stage.sequence)),
                 quanta=mixture_quanta([stage.mixture.get(s.name, 0.0) for s in sources], [s.target_share for s in sources]),
-                rope_base=rope_base,
+                rope_base=rope.base,
+                yarn=rope.yarn,
                 entry_gates=tuple(gate.model_dump(mode="json") for gate in stage.entry_gates),
                 exit_gates=tuple(gate.model_dump(mode="json") for gate in stage.exit_gates),
             )
@@ -210,9 +262,16 @@ def resolve_stages(stages: Sequence[Stage], sources: Sequence[SourceSpec], rope_
     return tuple(resolved)
 
 
-def resolve_rate(rate: Rate) -> RateSpec:
+def resolve_rate(rate: Rate, of: StepTokens) -> RateSpec:
     end = rate.end if rate.end is not None else (rate.start if rate.shape == "constant" else 0.0)
-    return RateSpec(warmup_tokens=rate.warmup, shape=rate.shape, start=float(rate.start), end=float(end))
+    return RateSpec(
+        warmup_tokens=of.first(rate.warmup.count) if isinstance(rate.warmup, Steps) else rate.warmup,
+        shape=rate.shape,
+        start=float(rate.start),
+        end=float(end),
+        tail_tokens=of.last(rate.tail.count) if isinstance(rate.tail, Steps) else rate.tail,
+        batch_rule=rate.batch_rule,
+    )
 
 
 def mixture_quanta(weights: Sequence[float], target_shares: Sequence[float]) -> tuple[int, ...]:

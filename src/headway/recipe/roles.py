@@ -6,10 +6,13 @@
     matrix      projections into attention and feed-forward    normal(init_std)             yes
     residual    projections back into the residual stream      normal(init_std / sqrt 2L)   yes
     gain        norm weights                                   one                          no
-    bias        of projections, norms and routers              zero                         no
+    router      scores of experts                              normal(init_std)             yes
+    bias        of projections and norms                       zero                         no
+    balance     of routers, moved by loads and not by gradients zero                        no
 
-Residual outputs are scaled down with depth so that the stream's variance does not grow with the number of layers
-(Radford et al. 2019). No decay on gains and embeddings (OLMo 2, arXiv 2501.00656).
+How that changes with ``model.init``, width and depth stands in ``mup.py``. Residual outputs are scaled down with depth so that
+the stream's variance does not grow with the number of layers (Radford et al. 2019). No decay on gains and embeddings (OLMo 2,
+arXiv 2501.00656).
 """
 
 from __future__ import annotations
@@ -27,7 +30,9 @@ class Role(StrEnum):
     MATRIX = "matrix"
     RESIDUAL = "residual"
     GAIN = "gain"
+    ROUTER = "router"
     BIAS = "bias"
+    BALANCE = "balance"
 
 
 @dataclass(frozen=True)
@@ -42,23 +47,24 @@ class ParameterShape:
     def count(self) -> int:
         return math.prod(self.shape)
 
-
-def init_std(role: Role, model: ModelSpec) -> float | None:
-    """Standard deviation of the initial values; None: ones (gains), 0: zeros (biases)."""
-    if role is Role.GAIN:
-        return None
-    if role is Role.BIAS:
-        return 0.0
-    if role is Role.RESIDUAL:
-        return model.init_std / math.sqrt(2 * model.layers)
-    return model.init_std
+    @property
+    def in_block(self) -> bool:
+        """Of a layer, or of a head for further tokens; else of the way in or out."""
+        return self.name.startswith(("layers.", "mtp."))
 
 
 def decays(role: Role) -> bool:
-    return role in (Role.MATRIX, Role.RESIDUAL)
+    return role in (Role.MATRIX, Role.RESIDUAL, Role.ROUTER)
 
 
-NORMS = {"pre": (2, 2, 2), "post": (2, 2, 2), "sandwich": (4, 4, 2), "parallel": (1, 1, 1), "parallel-two-norms": (2, 1, 2)}
+NORMS = {
+    "pre": (2, 2, 2),
+    "post": (2, 2, 2),
+    "post-add": (2, 2, 2),
+    "sandwich": (4, 4, 2),
+    "parallel": (1, 1, 1),
+    "parallel-two-norms": (2, 1, 2),
+}
 """By ``block``: norms of a block, values that they read (two may read one), inputs of attention and feed-forward."""
 
 
@@ -169,7 +175,9 @@ def _experts(model: ModelSpec, at: str) -> list[ParameterShape]:
     experts, D = model.experts, model.width
     assert experts is not None
     X, F = experts.experts, experts.width
-    shapes = _linear(at + "router", (X, D), Role.MATRIX, experts.router_bias or model.bias == "all")
+    shapes = _linear(at + "router", (X, D), Role.ROUTER, model.bias == "all" and not experts.router_bias)
+    if experts.router_bias:
+        shapes.append(ParameterShape(at + "router.bias", (X,), Role.BALANCE))
     for name, shape in (("gate", (X, F, D)), ("up", (X, F, D)), ("down", (X, D, F))):
         if name != "gate" or model.gated:
             role = Role.RESIDUAL if name == "down" else Role.MATRIX

@@ -22,7 +22,7 @@ from headway.recipe.checks import Finding, check_stage
 from headway.recipe.fields import Listed, Name, Parameters, Positive, Section, Some, Tokens, Version
 from headway.recipe.load import LoadedRecipe, find_recipe, load_recipe, read_document, validated
 from headway.recipe.resolve import resolve_rate
-from headway.recipe.schedules import Schedule, whole_batches
+from headway.recipe.schedules import Schedule, StepTokens, whole_batches
 from headway.recipe.schema import RampPhase, Rate, Stage, said
 from headway.recipe.spec import StageSpec
 
@@ -176,7 +176,7 @@ def _resolved(stage: PublishedStage) -> StageSpec:
         sequence_length=length,
         sequences=sequences,
         phases=phases,
-        rate=resolve_rate(stage.rate or Rate()),
+        rate=resolve_rate(stage.rate or Rate(), StepTokens(phases, sequences, length)),
         quanta=(),
         rope_base=0.0,
     )

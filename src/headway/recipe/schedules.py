@@ -25,6 +25,16 @@ SHAPES = ("constant", "linear", "cosine", "inverse_sqrt", "one_minus_sqrt")
 
 
 @dataclass(frozen=True)
+class Steps:
+    """A count of optimizer steps, written "2000 steps": how many tokens that is depends on the batches."""
+
+    count: int
+
+    def __str__(self) -> str:
+        return f"{self.count} steps"
+
+
+@dataclass(frozen=True)
 class StepPlace:
     """Where step ``step`` (0-based, global) stands: stage, first trained index u, sequences in its batch."""
 
@@ -57,8 +67,35 @@ class Span:
 
 def spans(stage: StageSpec) -> tuple[Span, ...]:
     """Every phase of ``stage``, in order, those without a step included."""
-    ends = until([phase.first_sequence for phase in stage.phases], stage.sequences)
-    return tuple(Span(p.first_sequence, end, p.batch_sequences) for p, end in zip(stage.phases, ends, strict=True))
+    return _spans(stage.phases, stage.sequences)
+
+
+def _spans(phases: Sequence[BatchPhase], sequences: int) -> tuple[Span, ...]:
+    ends = until([phase.first_sequence for phase in phases], sequences)
+    return tuple(Span(p.first_sequence, end, p.batch_sequences) for p, end in zip(phases, ends, strict=True))
+
+
+@dataclass(frozen=True)
+class StepTokens:
+    """How many tokens the first or last steps of a stage train on, under its batch ramp."""
+
+    phases: tuple[BatchPhase, ...]
+    sequences: int
+    sequence_length: int
+
+    def first(self, steps: int) -> int:
+        """Beyond the stage's end at its last batch: a warm-up may be longer than its stage, and is then refused."""
+        return self._count(steps, _spans(self.phases, self.sequences))
+
+    def last(self, steps: int) -> int:
+        return self._count(steps, _spans(self.phases, self.sequences)[::-1])
+
+    def _count(self, steps: int, order: Sequence[Span]) -> int:
+        found = 0
+        for span in order:
+            taken = min(steps, span.steps)
+            found, steps = found + taken * span.batch_sequences, steps - taken
+        return (found + steps * order[-1].batch_sequences) * self.sequence_length
 
 
 def until(starts: Sequence[int], end: int) -> list[int]:
@@ -102,9 +139,19 @@ def rate_factor(rate: RateSpec, tokens_done: float, tokens_total: float) -> floa
     """Share of the peak rate after ``tokens_done`` of the stage's ``tokens_total`` tokens."""
     if tokens_done < rate.warmup_tokens:
         return rate.start * tokens_done / rate.warmup_tokens
-    rest = tokens_total - rate.warmup_tokens
+    rest = tokens_total - rate.warmup_tokens - rate.tail_tokens
     x = 0.0 if rest <= 0 else min(1.0, (tokens_done - rate.warmup_tokens) / rest)
     return shape_value(rate.shape, x, rate.start, rate.end)
+
+
+BATCH_POWERS = {"none": 0.0, "sqrt": 0.5, "linear": 1.0}
+"""Of the batch in the rate, by ``RateSpec.batch_rule``."""
+
+
+def batch_factor(stage: StageSpec, batch_sequences: int) -> float:
+    """Of the rate in a batch ramp, against the stage's largest batch: noise per update falls with the batch."""
+    largest = max(phase.batch_sequences for phase in stage.phases)
+    return (batch_sequences / largest) ** BATCH_POWERS[stage.rate.batch_rule]
 
 
 class Schedule:
@@ -163,14 +210,18 @@ class Schedule:
         stage = self.spec.stages[place.stage]
         middle = (place.first_sequence + place.batch_sequences / 2) * stage.sequence_length
         total = stage.sequences * stage.sequence_length
-        return self.spec.optimizer.peak_rate * rate_factor(stage.rate, middle, total)
+        factor = rate_factor(stage.rate, middle, total) * batch_factor(stage, place.batch_sequences)
+        return self.spec.optimizer.peak_rate * factor
 
     def rate_at_tokens(self, tokens: float) -> float:
         """The continuous curve at ``tokens`` of the whole run (for tables and plots)."""
         for stage in self.spec.stages:
             total = stage.sequences * stage.sequence_length
             if tokens <= total or stage is self.spec.stages[-1]:
-                return self.spec.optimizer.peak_rate * rate_factor(stage.rate, min(tokens, total), total)
+                tokens = min(tokens, total)
+                batch = [p.batch_sequences for p in stage.phases if p.first_sequence * stage.sequence_length <= tokens][-1]
+                factor = rate_factor(stage.rate, tokens, total) * batch_factor(stage, batch)
+                return self.spec.optimizer.peak_rate * factor
             tokens -= total
         raise AssertionError
 

@@ -33,6 +33,7 @@ from headway.recipe.fields import (
     Share,
     Some,
     Tokens,
+    TokensOrSteps,
     TokensOrZero,
     Version,
     Whole,
@@ -133,11 +134,41 @@ class Experts(Section):
         "equal parts of the experts, a divisor of experts, which a layout keeps together on nodes", 1, le=LARGEST_HEADS
     )
     groups_per_token: WholeOrZero = said("a token's experts lie in at most so many groups; 0: anywhere", 0, le=LARGEST_HEADS)
+    score: Literal["softmax", "sigmoid"] = said("scores of the experts: softmax over all of them, sigmoid of each", "softmax")
+    normalise: bool = said("scores of the chosen experts are divided by their sum", True)
+    scale: Positive = said("factor of what the chosen experts give together, at most 1000", 1.0, le=1000)
+    bias_rate: Share = said("with router_bias: step of each expert's value per update, towards equal loads", 0.001)
+    balance_loss: Share = said("weight of the loss that balances the experts within every sequence; 0: none", 0.0)
+    z_loss: Share = said("weight of mean(logsumexp(router output)^2); 0: none", 0.0)
+
+
+class Yarn(Section):
+    """YaRN: RoPE's slow frequencies are stretched, its fast ones stay."""
+
+    factor: Positive = said("how much longer the context is than original, 1 to 1e6", ge=1, le=1e6)
+    original: Tokens = said("tokens that the frequencies were trained for")
+    fast: Positive = said("turns over original from which on a frequency stays", 32.0)
+    slow: Positive = said("turns over original below which a frequency is divided by factor; less than fast", 1.0)
+
+
+class Mup(Section):
+    """Maximal update parametrisation: rates, initial values, decay and epsilon of this recipe are those of a model of base_width
+    (and base_layers), and follow to this one's width and depth by a table (headway mup check)."""
+
+    base_width: Whole = said("width of the model that the recipe's rates and initial values were tuned for", le=LARGEST_WIDTH)
+    base_layers: Whole | None = said("its depth; None: as deep as this one, and no rule in depth", None, le=10_000)
+    depth_alpha: Positive = said(
+        "what blocks add is multiplied by (layers / base_layers)^-alpha; 1: CompleteP, 0.5: rates fall with depth",
+        1.0,
+        ge=0.5,
+        le=1,
+    )
+    attention_multiplier: Positive = said("attention scores are q k' times this, divided by head width; at most 1e4", 1.0, le=1e4)
 
 
 class Model(Section):
-    """The decoder. Widths are global, before any sharding. Left at their defaults, the keys below init_std describe what this
-    version trains: pre-norm, grouped-query attention with RoPE, SwiGLU, no biases. The rest can be planned."""
+    """The decoder. Widths are global, before any sharding. Left at their defaults, the keys below init_std describe a dense
+    pre-norm decoder: grouped-query attention with RoPE, SwiGLU, no biases."""
 
     layers: Whole = said("blocks of attention and feed-forward, at most 10,000", le=10_000)
     width: Whole = said("width of the residual stream, at most 2^24", le=LARGEST_WIDTH)
@@ -166,9 +197,9 @@ class Model(Section):
         "feed-forward: swiglu and geglu have three matrices (gate, up, down), gelu and relu2 two", "swiglu"
     )
     norm: Literal["rmsnorm", "layernorm"] = said("kind of the norms", "rmsnorm")
-    block: Literal["pre", "post", "sandwich", "parallel", "parallel-two-norms"] = said(
-        "norms before or after attention and feed-forward, or both (sandwich: four); parallel: both read the same stream, "
-        "through one norm or two",
+    block: Literal["pre", "post", "post-add", "sandwich", "parallel", "parallel-two-norms"] = said(
+        "norms before attention and feed-forward, on what they give (post), on the stream after it was added (post-add), or "
+        "before and on what they give (sandwich: four); parallel: both read the same stream, through one norm or two",
         "pre",
     )
     bias: Literal["none", "norm", "qkv", "all"] = said(
@@ -187,6 +218,21 @@ class Model(Section):
     mtp_layers: WholeOrZero = said(
         "heads that predict further tokens while training, a block and a projection each; 0: none", 0, le=100
     )
+    mtp_weight: Share = said("weight of the mean loss of these heads", 0.3)
+    rotary_share: Share = said("share of a head that RoPE turns, its first values; an even number of them", 1.0, gt=0)
+    yarn: Yarn | None = said("RoPE for longer context than trained; None: plain. A stage may have another", None)
+    nope_every: WholeOrZero = said("with RoPE: every n-th layer has no positions; 0: all have", 0, le=10_000)
+    logit_softcap: Positive | None = said("c: logits are c tanh(logits / c); None: as they are", None, le=1e6)
+    attention_softcap: Positive | None = said("c: attention's scores are c tanh(scores / c); None: as they are", None, le=1e6)
+    dropout: Share = said(
+        "share of values set to 0 in the embedding and in what attention and feed-forward add, below 1; 0: none", 0.0, lt=1
+    )
+    init: Literal["depth-scaled", "fixed", "fan-in"] = said(
+        "initial matrices: init_std, residual outputs / sqrt(2 layers); init_std everywhere; 1 / sqrt(columns), and init_std for "
+        "embeddings",
+        "depth-scaled",
+    )
+    mup: Mup | None = said("maximal update parametrisation; None: the standard one", None)
     nominal_parameters: Parameters | None = said(
         'parameters as people call it, such as "400B": N of 6 N D; None: the exact count, of experts the active ones',
         None,
@@ -238,11 +284,15 @@ class RampPhase(Section):
 class Rate(Section):
     """The learning-rate factor over a stage: a linear warm-up from 0 to ``start``, then ``shape`` down to ``end``."""
 
-    warmup: TokensOrZero = said("tokens of linear warm-up at the head of the stage; 0: none", 0)
+    warmup: TokensOrSteps = said('tokens (or "2000 steps") of linear warm-up at the head of the stage; 0: none', 0)
     shape: Shape = said("curve after the warm-up", "constant")
     start: Positive = said("share of the peak rate after the warm-up, at most 10", 1.0, le=10)
     end: Annotated[float, Field(ge=0, le=10)] | None = said(
         "share of the peak at the stage's end, at most 10; None: start if constant, else 0", None
+    )
+    tail: TokensOrSteps = said('tokens (or "2000 steps") at the stage\'s end that stay at end; 0: none', 0)
+    batch_rule: Literal["none", "sqrt", "linear"] = said(
+        "in a batch ramp, the rate against the stage's largest batch: as it is, by the root of the batch, by the batch", "none"
     )
 
 
@@ -268,6 +318,7 @@ class Stage(Section):
     rate: Rate = said("learning-rate curve of the stage; left out: constant at the peak", Rate())
     mixture: dict[str, Annotated[float, Field(ge=0)]] = said("source -> weight, as shares of target tokens; any scale")
     rope_base: RopeBase | None = said("base of the RoPE frequencies in this stage, 2 to 1e12; None: as the stage before", None)
+    yarn: Yarn | None = said("YaRN in this stage; None: as the stage before (factor = 1: none any more)", None)
     entry_gates: Listed[Gate] = said("conditions to start the stage", ())
     exit_gates: Listed[Gate] = said("conditions to leave the stage", ())
 
@@ -276,9 +327,9 @@ class Stage(Section):
 
 
 class Optimizer(Section):
-    """AdamW with decoupled decay; no decay on gains and embeddings."""
+    """AdamW with decoupled decay, or Muon on the matrices of the blocks and AdamW on the rest. No decay on gains, embeddings."""
 
-    kind: Literal["adamw"] = said("the update rule", "adamw")
+    kind: Literal["adamw", "muon"] = said("the update rule", "adamw")
     peak_rate: Positive = said("learning rate where a stage's factor is 1; 1e-30 or more, less is 0 in float32", ge=1e-30, lt=1)
     beta1: Share = said("decay of the first moment, below 1", 0.9, lt=1)
     beta2: Share = said("decay of the second moment, below 1; .95 forgets in 20 steps, .999 in 1,000", 0.95, lt=1)
@@ -287,18 +338,34 @@ class Optimizer(Section):
         "decoupled decay of matrices, times the learning rate, at most 10", 0.1, le=10
     )
     clip_norm: Annotated[float, Field(ge=0)] = said("largest global gradient norm, larger ones are scaled; 0: no clipping", 1.0)
+    matrix_rate: Positive | None = said("peak rate of the matrices under muon; None: peak_rate", None, ge=1e-30, lt=100)
+    momentum: Share = said("of muon, below 1", 0.95, lt=1)
+    muon_scale: Literal["rms", "spectral"] = said(
+        "size of muon's updates: of a root mean square of 0.2, so that AdamW's rates fit, or of a spectral norm of "
+        "sqrt(max(1, rows / columns))",
+        "rms",
+    )
 
 
 class Stability(Section):
     """Measures against divergence."""
 
     z_loss: Annotated[float, Field(ge=0)] = said("weight of mean(logsumexp(logits)^2), at most 1; 0: none", 1e-4, le=1)
+    skip_above: Positive | None = said(
+        "an update whose gradient norm is so many times the recent one is left out, more than 1; None: only if not finite",
+        None,
+        gt=1,
+    )
+    most_skips: Whole = said("updates left out in a row that end the run", 3, le=10_000)
 
 
 class Precision(Section):
     """Arithmetic of forward and backward; master weights and moments are float32."""
 
-    compute: Literal["bfloat16", "float32", "float8"] = said("type of matrix products; float8 can be planned", "bfloat16")
+    compute: Literal["bfloat16", "float32", "float8"] = said("type of matrix products", "bfloat16")
+    modules: dict[str, Literal["bfloat16", "float32", "float8"]] = said(
+        'modules computed in another type, by name or a part of it such as "layers.0", "router", "head"', {}
+    )
 
 
 class Evaluation(Section):

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass, field
+from typing import Any
 
 from headway.base.digests import digest_json
 from headway.base.errors import RunError
@@ -54,6 +55,36 @@ class LatentSpec:
 
 
 @dataclass(frozen=True)
+class YarnSpec:
+    """YaRN (arXiv 2309.00071): frequencies that turn less than ``slow`` times over ``original`` tokens are divided by ``factor``,
+    those that turn more than ``fast`` times stay, with a ramp between; scores grow by (0.1 ln factor + 1)^2."""
+
+    factor: float
+    original: int  # tokens that the frequencies were trained for
+    fast: float = 32.0
+    slow: float = 1.0
+
+
+@dataclass(frozen=True)
+class RopeSpec:
+    """How RoPE turns in one stage: a view of the stage's fields."""
+
+    base: float
+    yarn: YarnSpec | None = None
+
+
+@dataclass(frozen=True)
+class MupSpec:
+    """Maximal update parametrisation: the recipe's numbers are those of a model of ``base_width`` and ``base_layers``, and
+    ``mup.py`` says what becomes of them at this one's width and depth."""
+
+    base_width: int
+    base_layers: int  # of this model's own depth: no rule in depth
+    depth_alpha: float  # residual outputs are multiplied by (layers / base_layers)^-alpha
+    attention_multiplier: float  # scores are q k' * this / head width
+
+
+@dataclass(frozen=True)
 class ExpertsSpec:
     """Mixture of experts in place of the feed-forward of some layers: after ``dense_layers``, every ``every``-th one."""
 
@@ -66,6 +97,12 @@ class ExpertsSpec:
     router_bias: bool = False  # one value per expert, for balancing without a loss
     groups: int = 1  # equal parts of the experts, which a layout keeps together on nodes
     groups_per_token: int = 0  # a token's experts lie in at most so many groups; 0: anywhere
+    score: str = "softmax"  # of a router's output: softmax over the experts, sigmoid of each
+    normalise: bool = True  # the scores of chosen experts are divided by their sum
+    scale: float = 1.0  # of what the chosen experts give together
+    bias_rate: float = 0.001  # step of the router's bias per update, with router_bias
+    balance_loss: float = 0.0  # weight of the balance of every sequence
+    z_loss: float = 0.0  # weight of mean(logsumexp(router output)^2)
 
 
 @dataclass(frozen=True)
@@ -74,7 +111,6 @@ class ModelSpec:
 
     Under latent attention ``head_width`` is that of a query and key (nope + rope; a value is ``latent.value_width`` wide),
     ``kv_heads`` is ``heads`` (each has keys of its own in training) and ``qk_norm`` is False (the ranks have norms).
-    What stands below ``init_std`` came later and is left out of saved objects at its default, so that digests stay.
     """
 
     layers: int
@@ -103,6 +139,15 @@ class ModelSpec:
     experts: ExpertsSpec | None = None
     mtp_layers: int = 0  # heads that predict further tokens: one block and a projection each
     nominal_parameters: int | None = None  # as people call it: stands for N in 6 N D; None: the exact count
+    mtp_weight: float = 0.3  # of the mean loss of the heads for further tokens
+    rotary_width: int = 0  # values of a head that RoPE turns, the first ones; 0: all. With latent: rope_width
+    yarn: YarnSpec | None = None  # None: plain RoPE; a stage may have another
+    nope_every: int = 0  # every n-th layer has no positions; 0: none
+    logit_softcap: float | None = None  # c: logits are c tanh(logits / c)
+    attention_softcap: float | None = None  # the same of attention's scores
+    dropout: float = 0.0  # of the embedding and of what attention and feed-forward add to the stream
+    init: str = "depth-scaled"  # fixed, fan-in, depth-scaled
+    mup: MupSpec | None = None  # None: the standard parametrisation
 
     @property
     def gated(self) -> bool:
@@ -112,6 +157,22 @@ class ModelSpec:
     def value_width(self) -> int:
         """Of a head's value; ``head_width`` is that of its query and key."""
         return self.latent.value_width if self.latent else self.head_width
+
+    @property
+    def rope(self) -> RopeSpec:
+        """Of stages that say nothing else."""
+        return RopeSpec(self.rope_base, self.yarn)
+
+    @property
+    def turned_width(self) -> int:
+        """Values of a head that RoPE turns; 0: there is no RoPE."""
+        if self.position != "rope":
+            return 0
+        return self.latent.rope_width if self.latent else self.rotary_width or self.head_width
+
+    def has_positions(self, layer: int) -> bool:
+        """Whether RoPE turns in layer ``layer`` (from 0); layers of mtp heads are like the last one."""
+        return self.position == "rope" and (self.nope_every == 0 or (layer + 1) % self.nope_every != 0)
 
     def has_experts(self, layer: int) -> bool:
         """Whether layer ``layer`` (from 0) routes; layers of mtp heads are like the last one."""
@@ -125,9 +186,6 @@ class ModelSpec:
         """Whether layer ``layer`` (from 0) sees only ``window`` tokens."""
         every = self.full_attention_every
         return self.window is not None and (every == 0 or (layer + 1) % every != 0)
-
-
-ADDED_TO_MODEL = tuple(f.name for f in dataclasses.fields(ModelSpec) if f.default is not dataclasses.MISSING)
 
 
 @dataclass(frozen=True)
@@ -160,6 +218,8 @@ class RateSpec:
     shape: str
     start: float
     end: float
+    tail_tokens: int = 0  # at the stage's end, which stay at ``end``
+    batch_rule: str = "none"  # rate against the stage's largest batch: none; sqrt, linear: times (batch / largest)^1/2 or ^1
 
 
 @dataclass(frozen=True)
@@ -176,11 +236,19 @@ class StageSpec:
     rope_base: float
     entry_gates: tuple[dict, ...] = ()
     exit_gates: tuple[dict, ...] = ()
+    yarn: YarnSpec | None = None
+
+    @property
+    def rope(self) -> RopeSpec:
+        return RopeSpec(self.rope_base, self.yarn)
 
 
 @dataclass(frozen=True)
 class OptimizerSpec:
-    """AdamW with decoupled decay: w <- w - rate * decay * w. No decay on gains and embeddings."""
+    """AdamW with decoupled decay: w <- w - rate * decay * w. No decay on gains and embeddings.
+
+    muon: matrices of the blocks by Muon, the rest by AdamW.
+    """
 
     kind: str
     peak_rate: float
@@ -189,6 +257,9 @@ class OptimizerSpec:
     epsilon: float
     weight_decay: float
     clip_norm: float | None  # None: no clipping
+    matrix_rate: float | None = None  # peak rate of Muon's matrices; None: peak_rate
+    momentum: float = 0.95  # of Muon
+    muon_scale: str = "rms"  # of Muon's update O: rms: 0.2 sqrt(max(rows, columns)) O; spectral: sqrt(max(1, rows / columns)) O
 
 
 @dataclass(frozen=True)
@@ -196,6 +267,8 @@ class StabilitySpec:
     """``z_loss`` weighs mean(logsumexp(logits)^2) over target tokens; 0: none."""
 
     z_loss: float
+    skip_above: float | None = None  # updates whose gradient norm exceeds the recent one so many times are left out
+    most_skips: int = 3  # updates left out in a row that end the run
 
 
 @dataclass(frozen=True)
@@ -203,6 +276,7 @@ class PrecisionSpec:
     """``compute``: bfloat16 or float32. Master weights and moments are float32."""
 
     compute: str
+    modules: dict[str, str] = field(default_factory=dict)  # name of a module or a part of its name -> another precision
 
 
 @dataclass(frozen=True)
@@ -213,6 +287,39 @@ class EvaluationSpec:
     tokens_per_source: int
     prompts: tuple[str, ...]
     sample_tokens: int
+
+
+def _since(cls: type, first: str) -> frozenset[str]:
+    """Names of the fields of ``cls`` from ``first`` on."""
+    names = [f.name for f in dataclasses.fields(cls)]
+    return frozenset(names[names.index(first) :])
+
+
+ADDED: dict[type, frozenset[str]] = {
+    ModelSpec: _since(ModelSpec, "ffn"),
+    ExpertsSpec: _since(ExpertsSpec, "score"),
+    StageSpec: _since(StageSpec, "yarn"),
+    RateSpec: _since(RateSpec, "tail_tokens"),
+    OptimizerSpec: _since(OptimizerSpec, "matrix_rate"),
+    StabilitySpec: _since(StabilitySpec, "skip_above"),
+    PrecisionSpec: _since(PrecisionSpec, "modules"),
+}
+"""Fields that came after the first release: left out of saved objects at their default, so that digests stay."""
+
+
+def _plain(value: Any) -> Any:
+    """A tree of dataclasses as JSON, without added fields at their default."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        added = ADDED.get(type(value), frozenset())
+        fields = [f for f in dataclasses.fields(value) if f.name not in added or getattr(value, f.name) != _default(f)]
+        return {f.name: _plain(getattr(value, f.name)) for f in fields}
+    if isinstance(value, tuple):
+        return tuple(_plain(item) for item in value)
+    return value
+
+
+def _default(declared: dataclasses.Field) -> Any:
+    return declared.default if declared.default_factory is dataclasses.MISSING else declared.default_factory()
 
 
 @dataclass(frozen=True)
@@ -239,10 +346,7 @@ class Spec:
     schema_version: int = field(default=1)
 
     def to_json(self) -> dict:
-        plain = dataclasses.asdict(self)
-        defaults = {f.name: f.default for f in dataclasses.fields(ModelSpec)}
-        plain["model"] = {k: v for k, v in plain["model"].items() if k not in ADDED_TO_MODEL or v != defaults[k]}
-        return plain
+        return _plain(self)
 
     @staticmethod
     def from_json(value: dict) -> Spec:

@@ -22,7 +22,7 @@ from headway.base.files import write_json
 from headway.checkpoint.digest import state_digest
 from headway.checkpoint.saver import Place, SavePolicy, Saver
 from headway.data.reader import WindowBatch
-from headway.model.loss import loss_sums
+from headway.model.loss import OutputRule, loss_sums
 from headway.recipe.schedules import Schedule
 from headway.recipe.spec import Spec
 from headway.rundir.layout import RunDirectory
@@ -75,7 +75,8 @@ def random_batch(spec: Spec, schedule: Schedule, micro_batch_tokens: int) -> Ste
         return WindowBatch(tokens_BT1[:, :-1], tokens_BT1[:, 1:], document_BT, position_BT, source_B)
 
     rows = place.batch_sequences
-    return StepBatch(place, tuple(window(min(size, rows - at)) for at in range(0, rows, size)), rows * T)
+    parts = [range(at, min(at + size, rows)) for at in range(0, rows, size)]
+    return StepBatch(place, tuple(window(len(part)) for part in parts), rows * T, tuple(map(tuple, parts)))
 
 
 def time_steps(trainee: Trainee, batch: StepBatch, seconds: float) -> list[float]:
@@ -89,12 +90,12 @@ def time_steps(trainee: Trainee, batch: StepBatch, seconds: float) -> list[float
 
 def evaluation_rate(trainee: Trainee, batch: StepBatch) -> float:
     micro = batch.micro_batches[0]
-    rope_base = trainee.spec.stages[batch.place.stage].rope_base
+    rope, rule = trainee.spec.stages[batch.place.stage].rope, OutputRule.of(trainee.spec.model)
 
     def forward() -> None:
         with torch.no_grad():
-            hidden_BTD = trainee.compute.forward(torch.from_numpy(micro.tokens_BT), context_of(trainee.compute, micro, rope_base))
-            loss_sums(hidden_BTD, trainee.compute.head_weight, torch.from_numpy(micro.targets_BT), None, 0.0)
+            hidden_BTD = trainee.compute.forward(torch.from_numpy(micro.tokens_BT), context_of(trainee.compute, micro, rope))
+            loss_sums(hidden_BTD, trainee.compute.head_weight, torch.from_numpy(micro.targets_BT), None, 0.0, rule)
 
     forward()
     return micro.tokens_BT.size / median_seconds(forward)

@@ -18,6 +18,7 @@ class StepBatch:
     place: StepPlace
     micro_batches: tuple[WindowBatch, ...]
     targets: int
+    rows: tuple[tuple[int, ...], ...]  # of each micro-batch, their places in the step's batch
 
 
 class Feed:
@@ -41,7 +42,8 @@ class Feed:
             self.reader.window_batch(_cut(positions, start, start + size), stage.sequence_length)
             for start in range(0, len(u), size)
         )
-        return StepBatch(place, micro_batches, targets=len(u) * stage.sequence_length)
+        rows = tuple(tuple((u[start : start + size] - place.first_sequence).tolist()) for start in range(0, len(u), size))
+        return StepBatch(place, micro_batches, len(u) * stage.sequence_length, rows)
 
 
 def _cut(positions: Positions, start: int, stop: int) -> Positions:

@@ -25,8 +25,6 @@ from headway.train.sample import prompt_ids
 from headway.train.setup import TrainRun, cursor
 from headway.train.step import StepResult, train_step
 
-MAX_SKIPPED_IN_A_ROW = 3
-
 
 def train(run: TrainRun) -> str:
     """Train to the end or to a stop; returns "complete" or "stopped"."""
@@ -39,7 +37,7 @@ def train(run: TrainRun) -> str:
         record(run, result, waited_ns)
         hear(run, run.saver.poll())
         run.skipped = 0 if result.applied else run.skipped + 1
-        if run.skipped >= MAX_SKIPPED_IN_A_ROW or (run.skipped and run.step == run.schedule.total_steps):
+        if run.skipped >= run.spec.stability.most_skips or (run.skipped and run.step == run.schedule.total_steps):
             raise_not_finite(run)
         finish_step(run)
         if run.cadence.is_due(run.step):
@@ -94,6 +92,7 @@ def record(run: TrainRun, result: StepResult, waited_ns: int) -> None:
         rate=run.schedule.rate(run.step - 1),
         digest=digest,
         input_wait_ns=waited_ns,
+        **result.extra,
     )
     failpoints.hit("step.recorded", run.step)
 
@@ -106,7 +105,7 @@ def evaluate(run: TrainRun) -> None:
     losses, targets = {}, {}
     for source in run.spec.sources:
         batches = run.reader.held_out_batches(source.name, T, run.feed.micro_sequences(T), tokens)
-        result = held_out_loss(run.trainee.compute, takewhile(lambda _: not run.stop, batches), stage.rope_base)
+        result = held_out_loss(run.trainee.compute, takewhile(lambda _: not run.stop, batches), stage.rope)
         if run.stop:
             run.owes = True  # half an evaluation is none: the stop goes first, the next segment catches it up
             return run.log.mark("evaluation")
@@ -121,9 +120,9 @@ def sample(run: TrainRun) -> None:
         run.owes = True
         return
     evaluation = run.spec.evaluation
-    rope_base = run.spec.stages[run.schedule.place(max(0, run.step - 1)).stage].rope_base
+    rope = run.spec.stages[run.schedule.place(max(0, run.step - 1)).stage].rope
     prompts = [prompt_ids(run.tokenizer, prompt) for prompt in evaluation.prompts]
-    outputs = greedy(run.trainee.compute, prompts, evaluation.sample_tokens, rope_base, run.tokenizer.document_token_id)
+    outputs = greedy(run.trainee.compute, prompts, evaluation.sample_tokens, rope, run.tokenizer.document_token_id)
     texts = [{"prompt": p, "text": run.tokenizer.decode(ids)} for p, ids in zip(evaluation.prompts, outputs, strict=True)]
     run.log.mark("evaluation")
     run.log.write("sample", step=run.step, texts=texts)
@@ -204,8 +203,14 @@ def refuse_sick_state(run: TrainRun) -> None:
 
 
 def raise_not_finite(run: TrainRun) -> None:
+    stability = run.spec.stability
+    bad = (
+        "not finite"
+        if stability.skip_above is None
+        else f"not finite, or of a norm above {stability.skip_above:g} times the recent"
+    )
     raise RunError(
-        f"the gradient was not finite in {run.skipped} steps in a row, the last is step {run.step}",
-        f"no such gradient reaches weights or moments; after {MAX_SKIPPED_IN_A_ROW} in a row, or in the last step, the run stops",
+        f"the gradient was {bad}, in {run.skipped} steps in a row, the last is step {run.step}",
+        f"no such gradient reaches weights or moments; after {stability.most_skips} in a row, or in the last step, the run stops",
         "look at the loss before it (headway report), and lower the rate or the initial scale in a new run",
     )

@@ -32,7 +32,7 @@ def sample_run(run_root: Path, checkpoint: str | None, prompts: list[str], token
     trainee = build_trainee(spec)
     manifest = load_checkpoint(directory.checkpoints / choice.checkpoint, trainee.state())
     trainee.compute.refresh()
-    rope_base = spec.stages[Schedule(spec).place(max(0, manifest.step - 1)).stage].rope_base
-    outputs = greedy(trainee.compute, [prompt_ids(tokenizer, p) for p in prompts], tokens, rope_base, tokenizer.document_token_id)
+    rope = spec.stages[Schedule(spec).place(max(0, manifest.step - 1)).stage].rope
+    outputs = greedy(trainee.compute, [prompt_ids(tokenizer, p) for p in prompts], tokens, rope, tokenizer.document_token_id)
     texts = [{"prompt": p, "text": tokenizer.decode(ids)} for p, ids in zip(prompts, outputs, strict=True)]
     return {"checkpoint": choice.checkpoint, "step": manifest.step, "texts": texts, "rejected": list(choice.rejected)}

@@ -24,9 +24,11 @@ from headway.data.reader import TokenReader
 from headway.data.stream import Skip, Stream, stream_digests
 from headway.data.tokenizer import Tokenizer
 from headway.model.decoder import Decoder
+from headway.model.experts import balance_biases
 from headway.model.init import initialise
 from headway.model.precision import ComputeModel
-from headway.optim.adamw import build_optimizer, restore_step, state_tensors
+from headway.optim.build import Optimizer, build_optimizer
+from headway.optim.guard import Guard
 from headway.recipe.schedules import Schedule
 from headway.recipe.spec import Spec
 from headway.recipe.trainable import refuse_untrainable
@@ -48,13 +50,15 @@ class Trainee:
 
     spec: Spec
     compute: ComputeModel
-    optimizer: torch.optim.AdamW
+    optimizer: Optimizer
+    guard: Guard
     parameters: list[torch.nn.Parameter]
+    balance_biases: dict[str, torch.Tensor]  # by layer, of routers that balance without a loss
     updates: int = 0
 
     def state(self) -> dict[str, torch.Tensor]:
-        """The flat state: param/..., m/..., v/..."""
-        return state_tensors(self.compute.decoder, self.optimizer)
+        """The flat state: param/..., m/..., v/..., guard/..."""
+        return self.optimizer.state_tensors() | self.guard.state_tensors()
 
 
 @dataclass(frozen=True)
@@ -197,14 +201,19 @@ def open_data(data_directory: Path, spec: Spec) -> tuple[TokenReader, Tokenizer]
 
 def build_trainee(spec: Spec) -> Trainee:
     """Model on initial weights (a pure function of seed, name and index) and optimiser with zero moments."""
-    refuse_untrainable(spec.model, compute=spec.precision.compute)
+    refuse_untrainable(spec.precision)
     with torch.device("meta"):
         decoder = Decoder(spec.model)
     decoder.to_empty(device="cpu")
     initialise(decoder, spec.model, spec.seed)
-    optimizer = build_optimizer(decoder, spec.optimizer)
-    compute = ComputeModel(decoder, spec.precision.compute)
-    return Trainee(spec, compute, optimizer, list(decoder.parameters()))
+    return Trainee(
+        spec=spec,
+        compute=ComputeModel(decoder, spec.precision),
+        optimizer=build_optimizer(decoder, spec.optimizer),
+        guard=Guard(spec.stability.skip_above),
+        parameters=list(decoder.parameters()),
+        balance_biases=balance_biases(decoder),
+    )
 
 
 def restore(run: TrainRun) -> None:
@@ -219,7 +228,7 @@ def restore(run: TrainRun) -> None:
         check_cursor(run, manifest)
         run.step, run.trainee.updates = manifest.step, manifest.state["updates"]
         run.committed_step, run.ordinal = manifest.step, manifest.state.get("ordinal", 0)
-        restore_step(run.trainee.optimizer, run.trainee.updates)
+        run.trainee.optimizer.restore_step(run.trainee.updates)
         run.trainee.compute.refresh()
         changed = differences(manifest.state["environment"], run.environment)
     if images:

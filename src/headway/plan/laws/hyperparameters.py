@@ -21,6 +21,8 @@ from headway.formulas.quantity import Input, Quantity, show_number, unknown
 from headway.plan.facts import PlanFacts
 from headway.plan.laws.forecast import forecast_quantities, run_parameters
 from headway.plan.plan import Column, Risk, Section, Table
+from headway.recipe.mup import rule
+from headway.recipe.roles import Role, block_shapes
 from headway.recipe.schedules import spans
 
 DEEPSEEK_RATE = (0.3118, -0.1250)
@@ -172,8 +174,21 @@ def _against(name: str, own: Quantity, band: Band) -> Quantity:
 def _bands(facts: PlanFacts) -> tuple[tuple[Quantity, Band], tuple[Quantity, Band]]:
     """(the recipe's rate, its band), (the recipe's batch, its band)."""
     rates, batches = _laws(facts)
-    peak = Quantity("peak_rate", facts.spec.optimizer.peak_rate, "rate", "chosen", {}, "recipe: optimizer")
-    return (peak, _band("peak_rate_band", rates)), (main_batch_tokens(facts), _band("batch_band", batches))
+    return (_peak_rate(facts), _band("peak_rate_band", rates)), (main_batch_tokens(facts), _band("batch_band", batches))
+
+
+def _peak_rate(facts: PlanFacts) -> Quantity:
+    """Of the matrices in blocks: under muP, or with a rate of their own, not the recipe's ``peak_rate``."""
+    model, optimizer = facts.spec.model, facts.spec.optimizer
+    peak = Quantity("peak_rate", optimizer.peak_rate, "rate", "chosen", {}, "recipe: optimizer")
+    matrix = next(shape for shape in block_shapes(model, "layers.0.", False) if shape.role is Role.MATRIX)
+    factor = rule(matrix, model, optimizer).rate
+    if factor == 1:
+        return peak
+    inputs: dict[str, Input] = {"peak_rate": peak, "factor": factor}
+    return Quantity(
+        "matrix_peak_rate", peak.number() * factor, "rate", "factor peak_rate", inputs, "recipe: model.mup, optimizer"
+    )
 
 
 def hyperparameters_section(facts: PlanFacts) -> Section:
@@ -231,7 +246,10 @@ def outside_bands(facts: PlanFacts) -> Iterator[Risk]:
     """Values that lie a factor beyond every law. A law may be wrong there; a sweep on a small model tells."""
     if law_flops(facts, law_parameters(facts)).number() < LEAST_FLOPS:
         return
-    for what, (own, band) in zip(("peak rate", "batch size"), _bands(facts), strict=True):
+    bands = dict(zip(("peak rate", "batch size"), _bands(facts), strict=True))
+    if facts.spec.optimizer.kind == "muon" and facts.spec.optimizer.muon_scale == "spectral":
+        del bands["peak rate"]  # the laws are of AdamW's updates, which these do not resemble in size
+    for what, (own, band) in bands.items():
         factor = _against("factor", own, band).number()
         if factor >= OUTSIDE and not math.isclose(factor, 1.0):
             side = "below" if own.number() < band.low else "above"

@@ -101,8 +101,9 @@ def _updates(file: ScheduleFile) -> list[Quantity]:
     first = file.stages[0]
     if first.rate is not None and first.rate.warmup:
         batch = _phases(first)[0][1]
-        inputs: dict[str, Input] = {"warmup_tokens": first.rate.warmup, "batch": batch}
-        made.append(Quantity("warmup_steps", first.rate.warmup / batch, "steps", "warm-up tokens / batch", inputs, first.source))
+        tokens = schedule.spec.stages[0].rate.warmup_tokens
+        inputs: dict[str, Input] = {"warmup_tokens": tokens, "batch": batch}
+        made.append(Quantity("warmup_steps", tokens / batch, "steps", "warm-up tokens / batch", inputs, first.source))
     return made
 
 

@@ -130,6 +130,15 @@ _HYPERPARAMETERS = {
     "critical_batch": "the batch beyond which more parallel tokens are worth less than half",
     "law_*": "what the laws count as size or compute",
 }
+_PARAMETRISATION = {
+    "width_ratio": "how many times wider the model is than the one that rates and initial values were tuned for",
+    "depth_ratio": "how many times deeper it is",
+    "residual_multiplier": "what blocks add to the stream is multiplied by it, so that it does not grow with depth",
+    "logit_multiplier": "logits are multiplied by it, so that they do not grow with the width",
+    "router_multiplier": "scores of the experts are multiplied by it, so that they do not grow with the width",
+    "score_multiplier": "products of queries and keys are multiplied by it",
+    "matrix_peak_rate": "the peak rate of the matrices in blocks, which laws of the rate are about",
+}
 _MEMORY = {
     "state_bytes": "weights, gradients, master copy and moments of the whole model",
     "state_bytes_per_process": "training state that the fullest process holds, shared out as the layout says",
@@ -229,6 +238,7 @@ MEANINGS: dict[str, str] = {
     **_COMPUTE,
     **_TIME,
     **_HYPERPARAMETERS,
+    **_PARAMETRISATION,
     **_MEMORY,
     **_FAILURES,
     **_END,

@@ -1,0 +1,174 @@
+"""Carries what a sweep found to a target recipe, with a record; refuses where it is no transfer.
+
+    sweep + outcome + target recipe --transfer--> record {verdict, what is set, why, what the evidence does not cover}
+
+Set on the target are peak rate, warm-up, init scale and [model.mup], all as they hold at the base width: under muP the factors of
+a wider model follow from the table. Warm-up and init scale are the swept optimum where that transfers too, else the proxy's
+own, under which the rate was tuned. Width is the only difference that the sweep speaks for; every other one is listed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from headway.base.errors import ConfigError
+from headway.experiment.grid import WARMUP_PATH
+from headway.experiment.optimum import Optimum
+from headway.experiment.outcome import Finding, Outcome
+from headway.experiment.sweep import Sweep, conditions, sweep_digest
+from headway.experiment.transfer import TRANSFERS
+from headway.recipe.load import LoadedRecipe, load_recipe
+from headway.recipe.resolve import resolve
+
+PATHS = {"rate": "optimizer.peak_rate", "warmup_tokens": WARMUP_PATH, "init_std": "model.init_std"}
+"""Of each hyperparameter in a recipe."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Value:
+    """One hyperparameter as carried. ``source``: "the sweep's optimum" or "as the proxy has it", and why."""
+
+    path: str
+    value: float | int
+    low: float | None
+    high: float | None
+    verdict: str
+    source: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Transfer:
+    """The record. ``overrides`` is empty where it was refused."""
+
+    sweep: str
+    sweep_digest: str
+    proxy_recipe: str
+    proxy_recipe_digest: str
+    target_recipe: str
+    target_recipe_digest: str  # as it was named, before anything was set
+    result_recipe_digest: str | None  # with what was set; None: nothing was
+    verdict: str
+    reason: str
+    despite: str | None  # why a person carried it over all the same
+    allowed_factor: float
+    values: tuple[Value, ...]
+    overrides: tuple[str, ...]
+    not_covered: tuple[str, ...]  # differences between proxy and target that no trial speaks for
+    evidence: dict[str, Any]
+    author: str
+    kind: str = "mup_transfer"
+    schema_version: int = 1
+
+    @property
+    def refused(self) -> bool:
+        return not self.overrides
+
+    def to_json(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """``despite``: a reason to set it whatever the verdict; None: a verdict other than "transfers" is refused."""
+
+    sweep_directory: str
+    target: str
+    overrides: tuple[str, ...] = ()
+    despite: str | None = None
+    author: str = "unknown"
+
+
+def transfer(sweep: Sweep, outcome: Outcome, asked: Asked) -> Transfer:
+    """The record of carrying ``outcome`` to the target. ConfigError where the target cannot take it."""
+    if asked.despite is not None and not asked.despite.strip():
+        raise ConfigError("an empty reason", "what is done despite a verdict is recorded with its reason", "", "--despite")
+    target = load_recipe(asked.target, asked.overrides)
+    verdict, reason = outcome.rate.verdict
+    values = _values(sweep, outcome)
+    allowed = verdict == TRANSFERS or asked.despite is not None
+    overrides = _overrides(sweep, values) if allowed else ()
+    result = load_recipe(asked.target, (*asked.overrides, *overrides)) if overrides else None
+    return Transfer(
+        sweep=asked.sweep_directory,
+        sweep_digest=sweep_digest(sweep),
+        proxy_recipe=sweep.recipe,
+        proxy_recipe_digest=sweep.recipe_digest,
+        target_recipe=target.path,
+        target_recipe_digest=target.digest,
+        result_recipe_digest=result.digest if result else None,
+        verdict=verdict,
+        reason=reason,
+        despite=asked.despite,
+        allowed_factor=outcome.rate.drift.allowed,
+        values=values,
+        overrides=overrides,
+        not_covered=not_covered(sweep, result or target),
+        evidence=outcome.to_json() | {"records_digest": sweep.records_digest, "manifest_digest": sweep.manifest_digest},
+        author=asked.author,
+    )
+
+
+def _values(sweep: Sweep, outcome: Outcome) -> tuple[Value, ...]:
+    found = {name: outcome.finding("mup", name) for name in PATHS}
+    base = sweep.settings.base
+    rate = _rate(outcome.rate)
+    return (rate, *(_other(name, getattr(base, name), found[name]) for name in ("warmup_tokens", "init_std")))
+
+
+def _rate(finding: Finding) -> Value:
+    """Carried over the widths; despite a verdict without such a value, that of the widest width."""
+    verdict, _ = finding.verdict
+    best: Optimum | None = finding.carried
+    source = f"the sweep's optimum over widths {', '.join(map(str, finding.curves))}"
+    if best is None:
+        best = finding.optima[max(finding.optima)]
+        source = f"the lowest loss at width {max(finding.optima)}, {best.state}"
+    if best.value is None:
+        raise ConfigError("every trial at the widest width diverged", "there is no rate to carry over", "sweep lower rates")
+    return Value(path=PATHS["rate"], value=_rounded(best.value), low=best.low, high=best.high, verdict=verdict, source=source)
+
+
+def _other(name: str, own: float | int, finding: Finding | None) -> Value:
+    kept: dict[str, Any] = {"path": PATHS[name], "value": own, "low": None, "high": None}
+    if finding is None:
+        return Value(**kept, verdict="not swept", source="as the proxy has it: it was not swept")
+    verdict, reason = finding.verdict
+    best = finding.carried
+    if verdict != TRANSFERS or best is None or best.value is None:
+        return Value(**kept, verdict=verdict, source=f"as the proxy has it: {reason}")
+    value = round(best.value) if isinstance(own, int) else _rounded(best.value)
+    source = "the sweep's optimum, at each width's best rate"
+    return Value(path=PATHS[name], value=value, low=best.low, high=best.high, verdict=verdict, source=source)
+
+
+def _rounded(value: float) -> float:
+    """Four figures: far finer than any interval."""
+    return float(f"{value:.4g}")
+
+
+def _overrides(sweep: Sweep, values: tuple[Value, ...]) -> tuple[str, ...]:
+    set_: dict[str, Any] = {value.path: value.value for value in values}
+    if sweep.matrix_rate_ratio is not None:
+        set_["optimizer.matrix_rate"] = _rounded(sweep.matrix_rate_ratio * float(set_[PATHS["rate"]]))
+    set_ |= {f"model.mup.{key}": value for key, value in sweep.mup.items()}
+    return tuple(f"{key}={value!r}" for key, value in set_.items())
+
+
+def not_covered(sweep: Sweep, target: LoadedRecipe) -> tuple[str, ...]:
+    """What the target has otherwise than the proxy, besides the width and what is set."""
+    found = conditions(resolve(target, None))
+    proxy: Mapping[str, Any] = sweep.conditions
+    return tuple(
+        f"{name}: {_shown(proxy[name])} in the sweep, {_shown(found.get(name))} in the target"
+        for name in proxy
+        if proxy[name] != found.get(name)
+    )
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, list):
+        return "[" + ", ".join(_shown(item) for item in value) + "]"
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)

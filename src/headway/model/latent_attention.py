@@ -1,0 +1,64 @@
+"""Multi-head latent attention (arXiv 2405.04434, section 2.1): keys and values come from one narrow latent.
+
+    x -> q_down -> norm -> q         per head: En values without position, Er that RoPE turns      (or x -> q at once)
+    x -> kv_down -> [latent Rkv, key Er]   latent -> norm -> kv: per head En of a key, Ev of a value;  the key with RoPE is
+                                           one for all heads
+
+Shapes: B batch, T time, D width, H heads, En, Er widths of a query and key without and with RoPE, Ev of a value.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from headway.model.attention import attend
+from headway.model.context import Context
+from headway.model.kernels import norm_rotate
+from headway.model.weight import Norm, Weight, project
+from headway.recipe.mup import multipliers
+from headway.recipe.spec import ModelSpec
+
+
+class LatentAttention(nn.Module):
+    def __init__(self, spec: ModelSpec, layer: int):
+        super().__init__()
+        assert spec.latent is not None
+        self.spec, self.latent, self.layer = spec, spec.latent, layer
+        D, H, latent = spec.width, spec.heads, spec.latent
+        if latent.query_rank is not None:
+            self.q_down, self.q_down_norm = Weight(latent.query_rank, D), Norm(spec, latent.query_rank, plain=True)
+        self.q = Weight(H * latent.key_width, latent.query_rank or D)
+        self.kv_down = Weight(latent.kv_rank + latent.rope_width, D)
+        self.kv_down_norm = Norm(spec, latent.kv_rank, plain=True)
+        self.kv = Weight(H * (latent.nope_width + latent.value_width), latent.kv_rank)
+        self.o = Weight(D, H * latent.value_width)
+
+    def forward(self, x_BTD: Tensor, context: Context) -> Tensor:
+        spec, latent = self.spec, self.latent
+        scale = multipliers(spec).attention * context.growth(self.layer, spec)
+        key_BTR, rope_BTE = project(x_BTD, self.kv_down).split([latent.kv_rank, latent.rope_width], -1)
+        kv_BTHE = project(self.kv_down_norm(key_BTR), self.kv).unflatten(-1, (spec.heads, -1))
+        k_BTHE, v_BTHE = kv_BTHE.split([latent.nope_width, latent.value_width], -1)
+        q_BTHE = self._turned(self._queries(x_BTD), context, scale)
+        if latent.rope_width:
+            turned_BT1E = self._rotate(rope_BTE.unsqueeze(2), context, 1.0)
+            k_BTHE = torch.cat((k_BTHE, turned_BT1E.expand(-1, -1, spec.heads, -1)), -1)
+        visible = context.visible(spec.is_windowed(self.layer))
+        return project(attend(q_BTHE, k_BTHE, v_BTHE, visible, spec.attention_softcap).flatten(-2), self.o)
+
+    def _queries(self, x_BTD: Tensor) -> Tensor:
+        if self.latent.query_rank is not None:
+            x_BTD = self.q_down_norm(project(x_BTD, self.q_down))
+        return project(x_BTD, self.q).unflatten(-1, (self.spec.heads, self.latent.key_width))
+
+    def _turned(self, q_BTHE: Tensor, context: Context, scale: float) -> Tensor:
+        """Queries scaled, their last Er values turned."""
+        nope_BTHE, rope_BTHE = q_BTHE.split([self.latent.nope_width, self.latent.rope_width], -1)
+        if not self.latent.rope_width:
+            return nope_BTHE * scale
+        return torch.cat((nope_BTHE * scale, self._rotate(rope_BTHE, context, scale)), -1)
+
+    def _rotate(self, x_BTHE: Tensor, context: Context, scale: float) -> Tensor:
+        cos, sin = (context.cos_BTE, context.sin_BTE) if self.spec.has_positions(self.layer) else (None, None)
+        return norm_rotate(x_BTHE, None, cos, sin, self.spec.norm_epsilon, scale)
