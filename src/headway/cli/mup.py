@@ -32,7 +32,7 @@ def check(
     *,
     widths: WidthsOption = None,
     steps: Annotated[int, Parameter(metavar="N", help="Optimizer steps to take; slopes are judged from step 2 on.")] = 4,
-    seeds: Annotated[int, Parameter(metavar="N", help="Seeds to average over.")] = 2,
+    seeds: Annotated[int, Parameter(metavar="N", help="Seeds to average over.")] = 4,
     out: Annotated[
         Path | None,
         Parameter(metavar="DIR", help="Write coordinates.json and coordinates.png there. Default: nothing is written."),

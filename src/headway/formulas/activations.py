@@ -35,6 +35,8 @@ BLOCK_QUERIES = 128
 """Queries of one attention product."""
 KEY_STEP = 32
 """Its keys begin at a multiple of this many."""
+BLOCK_SCORES = 1 << 20
+"""Scores computed at once, over rows and heads."""
 KEPT_SCORES = 1 << 25
 """Softmax weights that one layer may keep for its backward (64 MiB in bfloat16); beyond it they are computed again."""
 CHUNK_LOGITS = 1 << 22
@@ -133,11 +135,16 @@ def _expert_bytes(model: ModelSpec, size: int) -> int:
 
 
 def _router_bytes(model: ModelSpec, size: int) -> int:
-    """fp32, whatever the model computes in; and what the tally of a micro-batch keeps."""
+    """fp32, whatever the model computes in; and what the tally of a micro-batch keeps.
+
+    In bfloat16 the router keeps a wide copy of its input, and nothing may be left that keeps the input itself: the experts
+    have copies of its rows.
+    """
     experts = model.experts
     assert experts is not None
     k, X = experts.top_k, experts.experts
-    wide_input = 4 * model.width if size < 4 else 0
+    is_read = size == 4 or experts.shared or model.block == "parallel"
+    wide_input = (4 * model.width if size < 4 else 0) - (0 if is_read else size * model.width)
     weights = 4 * k + (4 * k + 4 if experts.normalise else 0)
     indices, tally = 3 * 8 * k, 4 * X + 4 + 4 + 1
     return wide_input + 4 * X + weights + indices + tally
@@ -169,9 +176,9 @@ def _exit_bytes(model: ModelSpec, compute: str) -> int:
 
 
 def _further_bytes(model: ModelSpec, compute: str) -> int:
-    """A head for one more token: ids, the embedding, both normed inputs, a block like the last, its way out."""
+    """A head for one more token: ids; hidden state and embedding, then both normed; a block like the last; its way out."""
     block = layer_bytes_per_token(model, compute, routed=model.has_experts(model.layers - 1))
-    return 8 + 3 * element_bytes(compute) * model.width + 2 * _norm_bytes(model) + block + _exit_bytes(model, compute)
+    return 8 + 4 * element_bytes(compute) * model.width + 2 * _norm_bytes(model) + block + _exit_bytes(model, compute)
 
 
 def score_elements(sequence_length: int, window: int | None = None) -> tuple[int, int]:
@@ -196,11 +203,11 @@ def kept_scores(one: Pass) -> tuple[int, int]:
 def kept_bytes(one: Pass) -> tuple[int, int]:
     """Everything that is alive when the backward pass begins, fewest and most: by documents, nothing else is open.
 
-    The hidden states themselves and, where a row holds several documents, the additive mask stay beside what was saved.
+    The hidden state itself (of the last head) and, where a row holds several documents, the additive mask stay beside what
+    was saved.
     """
     model, size = one.model, one.element_bytes
-    hidden = size * model.width * (1 + model.mtp_layers)
-    certain = one.tokens * (saved_bytes_per_token(model, one.compute) + hidden)
+    certain = one.tokens * (saved_bytes_per_token(model, one.compute) + size * model.width)
     fewest, most = kept_scores(one)
     mask = size * one.tokens * one.sequence_length
     return certain + size * fewest, certain + size * most + mask
@@ -210,10 +217,10 @@ def kept_bytes(one: Pass) -> tuple[int, int]:
 
 
 def logit_bytes(one: Pass) -> int:
-    """Most that the loss holds: gradients of the head in fp32 (4 V D), and the larger of a group's buffers and what backward makes.
+    """Most that the loss holds: the head's gradient in fp32 (4 V D), and the larger of a group's buffers and what backward makes.
 
     A group keeps its gradients by logits, s G V, beside a chunk's fp32 logits and softmax, 8 C V, or a product of s V D. A cap
-    takes one copy more of a chunk, and so do masks. Each head for further tokens has a gradient of its own until backward.
+    takes one copy more of a chunk, and so do masks of heads for further tokens, which each have a gradient until backward.
     """
     V, D, size = one.model.vocabulary, one.model.width, one.element_bytes
     chunk, group = (min(n * loss_chunk_tokens(V), one.tokens) for n in (1, GROUPED_CHUNKS))
@@ -225,8 +232,30 @@ def logit_bytes(one: Pass) -> int:
 def block_backward_bytes(one: Pass) -> int:
     """What the last block's backward takes beyond what it has released: the largest of norm, attention and SwiGLU.
 
-    The norms work in fp32 on three copies of their input; SwiGLU holds three gradients of the feed-forward width.
-    Measured at six shapes: 0.74 to 1.02 of this.
+    The norms work in fp32 on three copies of their input; SwiGLU holds three gradients of the feed-forward width, and so do
+    experts of their rows. Coming back from experts, rows stand in fp32 two or three times.
+    Measured at six shapes of dense models with SwiGLU: 0.74 to 1.02 of this; ``memory.block_spread`` has the others.
     """
     model = one.model
-    return one.tokens * max(12 * model.width, 12 * model.heads * model.head_width, 3 * one.element_bytes * model.ffn_width)
+    attention = one.tokens * 12 * model.heads * model.head_width + _score_buffers(one)
+    return max(one.tokens * max(12 * model.width, _inner_backward_bytes(model, one.element_bytes)), attention)
+
+
+def _inner_backward_bytes(model: ModelSpec, size: int) -> int:
+    """Of the feed-forward or the experts of the last block, per token."""
+    experts = model.experts
+    if experts is None or not model.has_experts(model.layers - 1):
+        return 3 * size * model.ffn_width
+    wide_rows = 12 if size == 2 else 8
+    rows = experts.top_k * max(3 * size * experts.width, wide_rows * model.width)
+    return max(rows, 3 * size * experts.shared * experts.width)
+
+
+def _score_buffers(one: Pass) -> int:
+    """Scores of one product, where they show: under a cap with its slope in fp32; in parallel blocks, whose feed-forward has
+    not released anything yet, with their gradient. Else the feed-forward has released more."""
+    model, queries = one.model, min(one.sequence_length, BLOCK_QUERIES)
+    scores = min(BLOCK_SCORES, one.rows * model.heads * queries * one.sequence_length)
+    if model.attention_softcap is not None:
+        return 16 * scores
+    return 2 * one.element_bytes * scores if model.block.startswith("parallel") else 0

@@ -1,7 +1,8 @@
 """Memory of one training process, by component, at its peak: the end of a forward pass, or the first block's backward.
 
 state        16 bytes per parameter: fp32 weights, two moments, gradient                                    exact
-copies       2 bytes per matrix parameter: what the products read in bfloat16                               exact
+             12 of Muon's matrices, which have one moment; 4 of balancing biases, which loads move
+copies       2 bytes per matrix parameter: what the products read in bfloat16 (not routers, which read fp32)  exact
 activations  what forward keeps, counted from the model                       open only in where documents begin
 working      the loss's chunk buffers and head gradient (exact), or a block's backward (measured factor)
 process      interpreter, torch, threads                                                                 measured
@@ -11,9 +12,11 @@ allocator    freed blocks that the heap does not give back                      
 from __future__ import annotations
 
 from headway.formulas.activations import Pass, block_backward_bytes, kept_bytes, logit_bytes, loss_chunk_tokens
-from headway.formulas.parameters import count_parameters, parameter_quantities
-from headway.formulas.quantity import Quantity, estimate
-from headway.recipe.spec import ModelSpec
+from headway.formulas.parameters import parameter_quantities
+from headway.formulas.quantity import Input, Quantity, estimate
+from headway.recipe.mup import is_muon
+from headway.recipe.roles import Role, parameter_shapes
+from headway.recipe.spec import ModelSpec, OptimizerSpec
 
 STATE_BYTES_PER_PARAMETER = 16
 PROCESS_BYTES = 350 * 2**20
@@ -21,7 +24,12 @@ PROCESS_BYTES = 350 * 2**20
 PROCESS_SPREAD = (0.64, 1.3)
 ALLOCATOR_SHARE = (0.0, 0.2, 0.4)
 """Of activations and working memory, on top of them: least, typical, most. Seen at four micro batches: 0.1 to 0.4."""
-BLOCK_SPREAD = (0.7, 1.2)
+
+
+def block_spread(model: ModelSpec) -> tuple[float, float]:
+    """Of a block's backward against ``block_backward_bytes``, measured: dense with a gate 0.7 to 1.2, the others 0.39 to 1.55."""
+    plain = model.gated and model.latent is None and model.experts is None and not model.block.startswith("parallel")
+    return (0.7, 1.2) if plain and model.attention_softcap is None else (0.35, 1.6)
 
 
 def state_bytes(parameters: int) -> int:
@@ -29,19 +37,23 @@ def state_bytes(parameters: int) -> int:
     return STATE_BYTES_PER_PARAMETER * parameters
 
 
+def copied_parameters(model: ModelSpec) -> int:
+    """Matrices that products read as bfloat16 copies: of blocks and heads for further tokens, and the head (tied: the embedding
+    as one). Copies of gains and biases, a thousandth of these, are left out."""
+    head = model.vocabulary * model.width
+    return head + sum(shape.count for shape in parameter_shapes(model) if shape.role in (Role.MATRIX, Role.RESIDUAL))
+
+
 def copy_bytes(model: ModelSpec, compute: str) -> int:
     """bfloat16 copies of the matrices; none when computing in float32."""
-    return 0 if compute == "float32" else 2 * count_parameters(model).in_products
+    return 0 if compute == "float32" else 2 * copied_parameters(model)
 
 
-def memory_quantities(one: Pass) -> dict[str, Quantity]:
-    """The components for a process that computes ``one``, and their sum with its range."""
-    parameters = parameter_quantities(one.model)
-    stored = parameters["stored"]
-    state = Quantity(
-        "state_bytes", state_bytes(int(stored.number())), "bytes", "16 N", {"N": stored}, "fp32: weights, m, v, gradient, 4 each"
-    )
-    products = {"P": parameters["products"]}
+def memory_quantities(one: Pass, optimizer: OptimizerSpec | None = None) -> dict[str, Quantity]:
+    """The components for a process that computes ``one``, and their sum with its range. ``optimizer``: by default AdamW."""
+    state = _state(one.model, optimizer)
+    copied, passed = copied_parameters(one.model), parameter_quantities(one.model)["products"]
+    products: dict[str, Input] = {"P": passed if passed.value == copied else copied}
     copies = Quantity(
         "copy_bytes", copy_bytes(one.model, one.compute), "bytes", "2 P in bfloat16, else 0", products, "bfloat16 copies"
     )
@@ -56,6 +68,21 @@ def memory_quantities(one: Pass) -> dict[str, Quantity]:
         "allocator": _allocator(activations, working),
     }
     return parts | {"total": sum_of("memory_bytes", parts, "bytes")}
+
+
+def _state(model: ModelSpec, optimizer: OptimizerSpec | None) -> Quantity:
+    """Letters beyond N stand only where there is something that they count."""
+    stored, shapes = parameter_quantities(model)["stored"], parameter_shapes(model)
+    muon = sum(shape.count for shape in shapes if optimizer is not None and is_muon(shape, optimizer))
+    balance = sum(shape.count for shape in shapes if shape.role is Role.BALANCE)
+    terms = [("4 M", "M", muon, 4), ("12 B", "B", balance, 12)]
+    used = [term for term in terms if term[2]]
+    value = state_bytes(int(stored.number())) - sum(count * bytes_ for _, _, count, bytes_ in used)
+    inputs: dict[str, Input] = {"N": stored} | {letter: count for _, letter, count, _ in used}
+    source = "fp32: weights, m, v, gradient, 4 each"
+    if used:
+        source += "; M: Muon's matrices, no v; B: balancing biases, weights alone"
+    return Quantity("state_bytes", value, "bytes", " - ".join(["16 N", *(text for text, *_ in used)]), inputs, source)
 
 
 def _activations(one: Pass) -> Quantity:
@@ -77,19 +104,26 @@ def _working(one: Pass) -> Quantity:
     inputs = {"C": min(loss_chunk_tokens(vocabulary), one.tokens), "V": vocabulary, "D": one.model.width}
     formula = "fp32 logits, softmax and gradients of a chunk of C tokens, and the head's gradient 4 V D"
     logits = Quantity("logit_bytes", logit_bytes(one), "bytes", formula, inputs, "model.loss, counted")
-    block = block_backward_bytes(one)
-    spread = (block * BLOCK_SPREAD[0], block * BLOCK_SPREAD[1])
+    block, (least, most) = block_backward_bytes(one), block_spread(one.model)
+    spread = (block * least, block * most)
     low, value, high = (max(logits.number(), bytes_) for bytes_ in (spread[0], block, spread[1]))
     return Quantity(
         "working_bytes",
         value,
         "bytes",
-        "the larger of the loss and of one block's backward, tokens x max(12 D, 12 H E, 3 F element size)",
+        f"the larger of the loss and of one block's backward, {_block_formula(one.model)}",
         {"logit_bytes": logits, "block_backward_bytes": block},
         "counted (loss), measured (block)",
         low,
         high,
     )
+
+
+def _block_formula(model: ModelSpec) -> str:
+    """As ``block_backward_bytes``; k, F: of experts where the last block has them."""
+    if model.has_experts(model.layers - 1):
+        return "tokens x max(12 D, 12 H E, 3 k F element size, 12 k D (8 k D in float32))"
+    return "tokens x max(12 D, 12 H E, 3 F element size)"
 
 
 def _allocator(activations: Quantity, working: Quantity) -> Quantity:

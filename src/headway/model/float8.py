@@ -48,7 +48,7 @@ def make_product(device: torch.device) -> Product:
         from torchao.float8.float8_linear import matmul_with_hp_or_float8_args
         from torchao.float8.float8_training_tensor import LinearMMConfig, ScaledMMConfig
     except ImportError as error:
-        raise EnvironmentFault([without_torchao("precision")]) from error
+        raise EnvironmentFault([without_torchao("precision", f"cannot be imported as this version does it: {error}")]) from error
     _refuse_device(device)
     config = replace(Float8LinearConfig.from_recipe_name(SCALING), emulate=device.type != "cuda")
     gemms = (config.gemm_config_output, config.gemm_config_grad_input, config.gemm_config_grad_weight)

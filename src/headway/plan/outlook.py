@@ -23,7 +23,8 @@ def memory_section(facts: PlanFacts) -> Section:
     """Of one process, in the stage that needs most; on a chip of the table the states alone, ``rank_memory`` has the rest."""
     if facts.cluster is not None:
         return Section("Training state", _states(facts, facts.spec.stages[0]))
-    by_stage = [(stage, memory_quantities(largest_pass(facts, stage))) for stage in facts.spec.stages]
+    optimizer = facts.spec.optimizer
+    by_stage = [(stage, memory_quantities(largest_pass(facts, stage), optimizer)) for stage in facts.spec.stages]
     stage, parts = max(by_stage, key=lambda pair: pair[1]["total"].number())
     layout = facts.layouts[stage.name]
     if layout.world == layout.dp_replicate:

@@ -42,7 +42,9 @@ def refuse_untrainable(
     if model is not None:
         parameter_precisions(model, precision)
     if find_spec("torchao") is None and (float8 := [path for path, kind in asked if kind == "float8"]):
-        raise EnvironmentFault([without_torchao(_key(path), locate(path)) for path in float8])
+        raise EnvironmentFault(
+            [without_torchao(_key(path), "is not installed in this environment", locate(path)) for path in float8]
+        )
 
 
 def parameter_precisions(model: ModelSpec, precision: PrecisionSpec) -> dict[str, str]:
@@ -64,10 +66,10 @@ def parameter_precisions(model: ModelSpec, precision: PrecisionSpec) -> dict[str
     return found
 
 
-def without_torchao(key: str, where: str = "") -> Problem:
+def without_torchao(key: str, cause: str, where: str = "") -> Problem:
     """``key``: what asks for float8."""
     return Problem(
-        f"{key} = 'float8' needs torchao, which is not installed in this environment",
+        f"{key} = 'float8' needs torchao, which {cause}",
         f"products in 8 bits run through torchao; those in bfloat16 and float32 do not, and without it {PLAN_ONLY}",
         "install it with its float8 extra: pip install '.[float8]' in a clone of Headway",
         where,

@@ -1,6 +1,6 @@
 """The coordinate check of a parametrisation (the verb ``mup-check``): a few updates at each width, and what they did.
 
-One fixed batch of a few random tokens, float32, a quarter of the peak rate. For every module and every step t:
+One fixed batch of a few random tokens, float32, an eighth of the peak rate. For every module and every step t:
 
     activation_change   RMS of its output after t updates, less its output before any
     update              RMS of what the last update alone changed in its output, at the same input
@@ -38,8 +38,8 @@ from headway.train.setup import Trainee, build_trainee
 
 ROWS, LENGTH = 2, 16
 """Of the batch: fewer tokens than the narrowest width that is worth a check."""
-RATE_SHARE = 0.25
-"""Of the peak rate: a run's first updates stand in its warm-up."""
+RATE_SHARE = 1 / 8
+"""Of the peak rate. A run's first updates stand in its warm-up; at the peak, so few tokens are known by heart within the check."""
 
 Captured = dict[str, tuple[tuple[Any, ...], Tensor]]
 """Module -> its inputs and what it gave."""

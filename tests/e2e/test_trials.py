@@ -1,0 +1,58 @@
+"""Trials of a sweep: the same training as a run's, a record each, nothing done twice."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from headway.base.files import read_json, write_json
+from headway.rundir.metrics import read_chain_rows
+from headway.rundir.segments import current_chain, read_segments
+from headway.train.trials import run_trials
+
+pytestmark = pytest.mark.e2e
+
+
+def plan_of(bench, root, trials: dict[str, tuple[str, ...]]):
+    """Trial id -> overrides of the small recipe."""
+    entries = []
+    for name, overrides in trials.items():
+        write_json(root / f"{name}.json", bench.spec(overrides).to_json())
+        settings = {"parametrization": "standard", "width": 64, "rate": 3e-3, "warmup_tokens": 1024, "init_std": 0.02, "seed": 7}
+        entries.append({"id": name, "spec": f"{name}.json", **settings})
+    write_json(root / "plan.json", {"kind": "mup_plan", "schema_version": 1, "trials": entries})
+    return root / "plan.json"
+
+
+def test_a_trial_is_the_run_without_its_checkpoints(bench, tmp_path):
+    plan = plan_of(bench, tmp_path, {"plain": ()})
+    assert run_trials(plan, tmp_path / "out", bench.data, workers=1) == {"done": 1, "skipped": 0, "failed": 0}
+    record = read_json(tmp_path / "out" / "trials" / "plain.json", "mup_trial")
+    run = bench.run(tmp_path / "run")
+    assert bench.go(run).state == "complete"
+    rows = read_chain_rows(run, current_chain(read_segments(run))).kept
+    steps = [row for row in rows if row["kind"] == "step"]
+    evaluation = [row for row in rows if row["kind"] == "evaluation"][-1]
+    targets = sum(evaluation["targets"].values())
+    held_out = sum(evaluation["loss"][name] * count for name, count in evaluation["targets"].items()) / targets
+    assert record["loss"] == pytest.approx(held_out, rel=1e-6)
+    assert record["train_loss"] == pytest.approx(sum(row["loss"] for row in steps[-2:]) / 2, rel=1e-6)
+    assert (record["steps"], record["diverged"], record["spec_digest"]) == (24, False, bench.spec().digest())
+
+
+def test_what_has_a_record_is_not_trained_again(bench, tmp_path):
+    plan = plan_of(bench, tmp_path, {"one": (), "two": ("optimizer.peak_rate=1e-3",)})
+    (tmp_path / "out" / "trials").mkdir(parents=True)
+    (tmp_path / "out" / "trials" / "one.json").write_text(json.dumps({"kind": "mup_trial", "schema_version": 1}))
+    assert run_trials(plan, tmp_path / "out", bench.data, workers=2) == {"done": 1, "skipped": 1, "failed": 0}
+    assert sorted(path.name for path in (tmp_path / "out" / "trials").iterdir()) == ["one.json", "two.json"]
+
+
+def test_a_trial_that_diverges_says_so(bench, tmp_path):
+    plan = plan_of(bench, tmp_path, {"wild": ("optimizer.peak_rate=0.9", "optimizer.clip_norm=0", "model.qk_norm=false")})
+    assert run_trials(plan, tmp_path / "out", bench.data, workers=1)["failed"] == 1
+    record = read_json(tmp_path / "out" / "trials" / "wild.json", "mup_trial")
+    assert record["diverged"]
+    assert record["loss"] is None
+    assert record["steps"] < 24
