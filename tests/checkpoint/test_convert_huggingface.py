@@ -24,6 +24,9 @@ from convert_cases import (
 
 from headway.base.errors import ConfigError, RunError
 from headway.checkpoint.convert.architectures import our_name, stage_of, their_name
+from headway.checkpoint.convert.architectures.defaults import DEFAULTS
+from headway.checkpoint.convert.architectures.families import BY_TYPE, FAMILIES
+from headway.checkpoint.convert.architectures.reading import recognise
 from headway.model.context import make_context
 from headway.recipe.roles import parameter_shapes
 from headway.recipe.spec import ExpertsSpec, LatentSpec, MupSpec, YarnSpec
@@ -432,3 +435,53 @@ def test_a_dtype_that_is_unknown_is_refused(tmp_path):
         to(source, tmp_path / "out", "huggingface", dtype="fp8")
     with pytest.raises(RunError, match="is I32"):
         to(source, tmp_path / "out", "huggingface", dtype="bf16")
+
+
+# --- what a file leaves out
+
+ASKED = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 4}
+ASKED_GPT2 = {"vocab_size": 64, "n_embd": 32, "n_layer": 4, "n_head": 4}
+NOT_READ = {"layer_types", "no_rope_layers", "rope_parameters", "max_window_layers", "mlp_only_layers"}
+"""Made anew from what was given: compared as a model."""
+
+
+@pytest.mark.parametrize("kind", [family.model_type for family in FAMILIES])
+def test_a_key_that_is_left_out_has_the_default_of_transformers(kind):
+    transformers = pytest.importorskip("transformers")
+    asked = ASKED_GPT2 if kind == "gpt2" else ASKED
+    whole = transformers.CONFIG_MAPPING[kind](**asked).to_dict()
+    for key, value in DEFAULTS[kind].items():
+        if key not in NOT_READ and value is not None and key in whole and not (key == "sliding_window" and whole[key] is None):
+            assert whole[key] == value, key
+    read = BY_TYPE[kind].keys.values()
+    assert not {key for key in read if key in whole} - DEFAULTS[kind].keys() - asked.keys() - {"initializer_range", "head_dim"}
+    _, sparse, left_out = recognise({"model_type": kind, **asked})
+    _, complete, stated = recognise({key: value for key, value in whole.items() if value is not None or key == "sliding_window"})
+    assert sparse is not None
+    assert complete is not None
+    assert dataclasses.replace(sparse, init_std=complete.init_std) == complete
+    assert {text.split(" (left out")[0] for text in left_out} == {
+        text for text in stated if "dropout" not in text and "drop" not in text
+    }
+
+
+@pytest.mark.parametrize(
+    ("kind", "given", "said"),
+    [
+        ("gpt_neox", {}, "hidden_act = 'gelu' (left out: the default)"),
+        ("cohere", {}, "logit_scale = 0.0625 (left out: the default)"),
+        ("mistral", {}, None),
+    ],
+)
+def test_a_default_that_our_decoder_has_not_is_refused(kind, given, said):
+    _, model, wrong = recognise({"model_type": kind, **ASKED, **given})
+    assert wrong == ([said] if said else [])
+    assert kind != "mistral" or (model.window, model.kv_heads) == (4096, 8)
+
+
+def test_a_window_that_is_switched_on_and_has_no_width():
+    transformers = pytest.importorskip("transformers")
+    for kind in ("qwen2", "qwen3", "qwen3_moe"):
+        given = {**ASKED, "use_sliding_window": True, "max_window_layers": 0}
+        _, model, _ = recognise({"model_type": kind, **given})
+        assert model.window == transformers.CONFIG_MAPPING[kind](**given).sliding_window == 4096

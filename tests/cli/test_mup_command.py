@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import shutil
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -114,7 +116,7 @@ class Engine:
         loss = surface(trial, self.drift, self.noise)
         measured = {"spec_digest": spec.digest(), "tokens": 2048, "steps": 16, "loss": loss, "train_loss": loss}
         known = {"kind": "mup_trial", "schema_version": 1, "diverged": loss is None, "seconds": 0.1, "versions": {"torch": "2"}}
-        return trial | measured | known
+        return {key: value for key, value in trial.items() if key != "spec"} | measured | known
 
     def measure(self, path: str) -> dict[str, Any]:
         request = json.loads(Path(path).read_text())
@@ -198,7 +200,7 @@ def test_check_passes_and_writes_what_it_saw(built, engine, tmp_path, capsys):
     assert json.loads((tmp_path / "check" / "coordinates.json").read_text())["verdict"] == "passes"
     (request,) = engine.requests
     assert request["steps"] == 4
-    assert [len(arm["specs"]) for arm in request["arms"]] == [6, 6]  # three widths, two seeds
+    assert [len(arm["specs"]) for arm in request["arms"]] == [12, 12]  # three widths, four seeds
 
 
 def test_check_fails_or_cannot_tell_with_exit_code_one(built, engine, capsys):
@@ -316,6 +318,83 @@ def test_a_sweep_goes_on_where_it_was_stopped(built, engine, tmp_path, capsys):
     assert found["findings"] == expected["findings"]
 
 
+def test_a_sweep_says_how_many_trials_there_will_be_and_each_that_ends(built, engine, tmp_path, capsys):
+    plain = ("--no-standard", "--seeds", "2")
+    assert sweep(built, tmp_path / "sweep", *plain) == 0
+    said = capsys.readouterr().out.splitlines()
+    count = len(engine.trained)
+    assert "- up to 54 trials: 21 of rates, 24 of warm-ups and init scales, 9 of seeds" in said
+    assert count == 54
+    lines = [line for line in said if " of 21: mup-w" in line]
+    assert [line.split()[0] for line in lines] == [str(place) for place in range(1, 22)]
+    assert all("held-out loss" in line or "diverged" in line for line in lines)
+    assert all(line.endswith("100 ms") for line in lines)
+    assert said.index("- phase rates: 21 trials") < said.index(lines[0])
+    assert sweep(built, tmp_path / "sweep", *plain, "--json") == 0
+    done = capsys.readouterr()
+    json.loads(done.out)
+    assert "- phase rates: 21 trials, 21 of them ended before" in done.err
+    assert " of 21: " not in done.err
+
+
+def test_trials_are_told_while_the_engine_trains(built, engine, tmp_path, capsys, monkeypatch):
+    """The second trial waits until the first one was told."""
+    from headway.experiment import asking
+
+    told, seen = threading.Event(), []
+
+    def train(verb: str, arguments: list[str]) -> dict:
+        engine.stop_after = 1
+        with pytest.raises(RunError):
+            engine.train(*arguments)
+        seen.append(told.wait(20))
+        engine.stop_after = 10**9
+        return engine.train(*arguments)
+
+    monkeypatch.setattr(asking, "POLL_SECONDS", 0.01)
+    monkeypatch.setattr("headway.cli.engine.ask_engine", train)
+    monkeypatch.setattr("headway.cli.mup.trial_line", lambda *facts: told.set() or "told")
+    narrow = ("--no-standard", "--warmups", "256", "--init-stds", "0.02", "--widths", "32,64")
+    sweep(built, tmp_path / "sweep", *narrow)
+    assert seen == [True]
+
+
+def test_a_record_as_the_engine_writes_it_is_read(built, swept, tmp_path, monkeypatch):
+    """And the fake of these tests writes the same keys."""
+    trials = pytest.importorskip("headway.train.trials")
+    from headway.experiment.records import TRIALS, read_record
+
+    trial = json.loads((swept / "plan.json").read_text())["trials"][0]
+    monkeypatch.setattr(trials, "build_trainee", lambda spec: None)
+    monkeypatch.setattr(trials, "train_losses", lambda trainee, feed, schedule: [4.0] * schedule.total_steps)
+    monkeypatch.setattr(trials, "_held_out", lambda trainee, feed: 3.5)
+    path = tmp_path / "real" / TRIALS / f"{trial['id']}.json"
+    path.parent.mkdir(parents=True)
+    assert not trials.run_trial(trials.Job(trial, swept / trial["spec"], path, built / "data"))
+    record = read_record(tmp_path / "real", trial["id"])
+    assert (record.loss, record.train_loss, record.tokens, record.steps, record.diverged) == (3.5, 4.0, 2048, 16, False)
+    assert record.spec_digest == Spec.from_json(json.loads((swept / trial["spec"]).read_text())).digest()
+    assert record.versions["torch"]
+    assert json.loads(path.read_text()).keys() == Engine().record(swept, trial).keys()
+
+
+def test_a_name_of_a_size_holds_at_one_width(built, engine, tmp_path):
+    """Other widths are refused by it: it goes from every trial."""
+    from headway.experiment.grid import Proxy
+    from headway.recipe.load import load_recipe
+
+    proxy = Proxy.of(load_recipe(built / "proxy.toml", ["model.nominal_parameters=32k"]))
+    made = proxy.recipe(dataclasses.replace(proxy.base, width=128)).recipe.model
+    assert (made.width, made.nominal_parameters) == (128, None)
+    assert sweep(built, tmp_path / "sweep", "--set", "model.nominal_parameters=32k") == 0
+
+
+def test_a_long_warm_up_is_not_swept_by_default(built, engine, tmp_path, capsys):
+    assert sweep(built, tmp_path / "sweep", "--set", "stages.0.rate.warmup=1100", "--json") in (0, 1), capsys.readouterr().err
+    found = json.loads(capsys.readouterr().out)["findings"]
+    assert {finding["hyperparameter"] for finding in found} == {"rate", "init_std"}
+
+
 def test_more_rates_run_those_only(built, engine, tmp_path, capsys):
     narrow = ("--no-standard", "--warmups", "256", "--init-stds", "0.02")
     sweep(built, tmp_path / "sweep", *narrow, "--rates", "5e-4,1e-3,2e-3")
@@ -416,6 +495,27 @@ def test_what_was_set_can_be_planned(built, engine, swept, capsys):
     overrides = json.loads(capsys.readouterr().out)["overrides"]
     more = [word for override in overrides for word in ("--set", override)]
     assert run_guarded(["plan", str(built / "target.toml"), "--json", *more]) in (0, 1)
+
+
+def test_a_depth_of_the_target_alone_is_no_base(built, engine, swept, capsys):
+    """The sweep's recipe has one layer and counts no depth."""
+    base = ("--set", "model.mup.base_width=32", "--set")
+    assert transfer(built, swept, *base, "model.mup.base_layers=2") == 2
+    err = capsys.readouterr().err
+    assert "the target has model.mup.base_layers = 2, the sweep's recipe has 1 layers" in err
+    assert "remove base_layers" in err
+    assert not (swept / "transfer-target.json").exists()
+    assert transfer(built, swept, *base, "model.mup.base_layers=1") == 0
+
+
+def test_a_sweep_of_an_earlier_format_is_written_anew(built, engine, swept, capsys):
+    path = swept / "sweep.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"schema_version": 1}))
+    assert transfer(built, swept) == 4
+    assert "run headway mup sweep again with the same options" in capsys.readouterr().err
+    assert sweep(built, swept, "--hold-out", "256", "--seeds", "3") == 0
+    assert not engine.trained
+    assert transfer(built, swept) == 0
 
 
 def test_a_drift_is_refused_unless_a_reason_is_given(built, engine, tmp_path, capsys):

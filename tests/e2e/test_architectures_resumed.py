@@ -12,8 +12,8 @@ pytestmark = pytest.mark.e2e
 
 EXPERTS = (
     "model.experts.experts=4", "model.experts.top_k=2", "model.experts.width=48", "model.experts.shared=1",
-    "model.experts.dense_layers=1", "model.experts.router_bias=true", "model.experts.score=sigmoid", "model.experts.bias_rate=0.05",
-    "model.experts.balance_loss=0.01", "model.experts.z_loss=0.001",
+    "model.experts.dense_layers=1", "model.experts.router_bias=true", "model.experts.score=sigmoid",
+    "model.experts.bias_rate=0.05", "model.experts.balance_loss=0.01", "model.experts.z_loss=0.001",
 )  # fmt: skip
 KINDS = {
     "experts, further tokens, dropout, guard": (

@@ -9,13 +9,14 @@ from dataclasses import replace
 from architectures import models
 from formula_text import computed
 from hypothesis import given
+from hypothesis import strategies as st
 from known_models import DEEPSEEK_V3, KNOWN, QWEN3_30B_A3B
 
 from headway.formulas.activations import Pass
 from headway.formulas.memory import memory_quantities
 from headway.formulas.parameters import count_parameters, parameter_quantities, parameters_in_6n
 from headway.recipe.roles import Role, parameter_shapes
-from headway.recipe.spec import ModelSpec
+from headway.recipe.spec import ModelSpec, OptimizerSpec
 
 WITH_MTP = replace(DEEPSEEK_V3, mtp_layers=1)
 
@@ -46,6 +47,23 @@ def test_training_holds_heads_for_further_tokens_too():
     small = replace(KNOWN["GPT-2-124M(nanoGPT)"], mtp_layers=2)
     state = memory_quantities(Pass(model=small, compute="bfloat16", sequence_length=64, rows=1))["state"]
     assert state.value == 16 * sum(shape.count for shape in parameter_shapes(small))
+
+
+@given(models(), st.sampled_from(("adamw", "muon")))
+def test_the_formula_of_state_gives_its_number(model: ModelSpec, kind: str):
+    optimizer = OptimizerSpec(kind, 1e-3, 0.9, 0.95, 1e-8, 0.1, None)
+    state = memory_quantities(Pass(model=model, compute="bfloat16", sequence_length=64, rows=1), optimizer)["state"]
+    assert computed(state) == state.value
+    assert ("M" in state.inputs) == (kind == "muon")
+    assert ("B" in state.inputs) == any(shape.role is Role.BALANCE for shape in parameter_shapes(model))
+
+
+def test_copies_of_all_experts_and_heads_but_not_of_routers():
+    copies = memory_quantities(Pass(model=WITH_MTP, compute="bfloat16", sequence_length=64, rows=1))["copies"]
+    count = count_parameters(WITH_MTP)
+    matrices = sum(s.count for s in parameter_shapes(WITH_MTP) if s.role in (Role.MATRIX, Role.RESIDUAL, Role.HEAD))
+    assert copies.value == 2 * copies.inputs["P"] == 2 * matrices
+    assert matrices > count.in_products - count.router > count.active_in_products
 
 
 def test_neox_by_formula_and_as_published(reference):

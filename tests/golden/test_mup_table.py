@@ -165,10 +165,14 @@ def test_scores_are_divided_by_the_width_that_they_are_taken_over():
     assert multipliers(standard).attention == pytest.approx(32**-0.5)
 
 
-def test_heads_for_further_tokens_are_inside():
-    spec = completep(0.5, mtp_layers=1)
-    assert rule_of(spec, "mtp.0.project.weight") == rule_of(spec, "layers.1.attention.q.weight")
-    assert rule_of(spec, "mtp.0.norm.weight") == rule_of(spec, "layers.1.ffn_norm.weight")
+def test_heads_for_further_tokens_have_a_block_and_ways_into_it_and_out():
+    """What stands around the block is in no branch, so its gradient does not fall with the depth."""
+    spec, wide = completep(0.5, mtp_layers=1), completep(1.0, mtp_layers=1)
+    assert rule_of(spec, "mtp.0.attention.q.weight") == rule_of(spec, "layers.1.attention.q.weight")
+    assert rule_of(spec, "mtp.0.norm.weight") == rule_of(spec, "norm.weight")
+    outside, inside = rule_of(spec, "mtp.0.project.weight"), rule_of(wide, "layers.1.attention.q.weight")
+    assert (outside.std, outside.rate, outside.decay) == (inside.std, inside.rate, inside.decay), "alpha 1: no depth in rates"
+    assert outside.epsilon == rule_of(spec, "norm.weight").epsilon
 
 
 @pytest.mark.parametrize(

@@ -20,11 +20,10 @@ import torch
 from test_family import BASE, EXPERTS, FAMILY, LATENT, built
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from headway.formulas import activations
 from headway.formulas.activations import score_elements
 from headway.formulas.flops import Convention, attention_flops_per_token, attention_layers, flops_per_token
 from headway.formulas.parameters import count_parameters
-from headway.model import attention, grouped_attention, latent_attention
+from headway.model import grouped_attention, latent_attention
 from headway.model.context import Visible, make_context
 from headway.model.objective import training_sums
 from headway.recipe.spec import ExpertsSpec, ModelSpec
@@ -179,7 +178,3 @@ def test_each_token_passes_its_experts_whatever_the_loads(full_attention):
 def test_products_outside_the_table_are_noticed():
     with Products(), pytest.raises(AssertionError, match="not counted"):
         torch.baddbmm(torch.zeros(1, 2, 2), torch.ones(1, 2, 2), torch.ones(1, 2, 2))
-
-
-def test_the_sizes_of_blocks_are_those_of_the_formulas():
-    assert (attention.KEY_STEP, attention.BLOCK_SCORES) == (activations.KEY_STEP, activations.BLOCK_SCORES)

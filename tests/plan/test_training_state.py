@@ -8,9 +8,13 @@ from plan_cases import CHIP, GPT, draft, where
 from headway.formulas.parameters import count_parameters, parameter_quantities
 from headway.plan.cluster import layout_of, work_of
 from headway.plan.facts import PlanFacts
+from headway.plan.layout.sieve import least_bytes
 from headway.plan.memory.rank_memory import memory_quantities, peak_memory
 from headway.plan.memory.state import state_quantities
 from headway.plan.outlook import memory_section
+from headway.plan.step.compute import update_seconds
+from headway.recipe.mup import is_muon
+from headway.recipe.roles import parameter_shapes
 
 SPEC = draft(*GPT)
 STORED = parameter_quantities(SPEC.model)["stored"]
@@ -57,3 +61,49 @@ def test_the_plan_says_the_same_beside_memory_per_rank(layout: str):
     together = sum(parts[name].number() for name in ("weights", "gradients", "moments", "master"))
     assert section["state_bytes_per_process"].value == pytest.approx(together)
     assert section["state_bytes"].value == 18 * COUNT
+
+
+# --- Muon
+
+MUON = ("optimizer.kind=muon", "optimizer.matrix_rate=0.02")
+EXPERTS = ("model.experts.experts=4", "model.experts.top_k=2", "model.experts.width=96", "model.experts.router_bias=true")
+
+
+def quantities(facts: PlanFacts) -> dict:
+    return {q.name: q for q in memory_section(facts).quantities}
+
+
+@pytest.mark.parametrize("sets", [(), EXPERTS, MUON, (*MUON, *EXPERTS)], ids=["adamw", "experts", "muon", "both"])
+def test_a_checkpoint_is_as_large_as_what_the_optimizer_keeps(sets):
+    torch = pytest.importorskip("torch")
+    from headway.model.decoder import Decoder
+    from headway.optim.build import build_optimizer
+
+    spec = draft(*sets)
+    with torch.device("meta"):
+        kept = build_optimizer(Decoder(spec.model), spec.optimizer, spec.model).state_tensors()
+    size = PlanFacts(spec, where(), None).checkpoint_size
+    assert size.value == sum(tensor.nbytes for tensor in kept.values())
+    muon, stored = count_muon(spec), count_parameters(spec.model).stored
+    assert size.formula.startswith("12 N - 4 M" if muon else "12 N")
+    stated = PlanFacts(spec, where("checkpoints.bytes_per_parameter=16"), None).checkpoint_size
+    assert (stated.value, stated.formula) == (16 * stored, "16 N")
+
+
+def count_muon(spec) -> int:
+    return sum(shape.count for shape in parameter_shapes(spec.model) if is_muon(shape, spec.optimizer))
+
+
+def test_muons_matrices_have_one_moment_wherever_the_state_is_counted():
+    spec, deployment = draft(*GPT, *MUON), where(*CHIP, "layouts.default={dp_shard=8, zero=1}")
+    facts, work = PlanFacts(spec, deployment, None), work_of(spec, spec.stages[0], deployment)
+    found = quantities(facts)
+    assert found["state_bytes"].value == 18 * COUNT - 4 * count_muon(spec)
+    assert found["state_bytes"].formula == "18 N - 4 M"
+    share = count_muon(spec) / COUNT
+    per_process = 2 + 4 + (12 - 4 * share) / 8
+    assert found["state_bytes_per_process"].value / COUNT == pytest.approx(per_process)
+    plain = work_of(SPEC, SPEC.stages[0], deployment)
+    assert least_bytes(work, facts.layouts["main"]) < least_bytes(plain, facts.layouts["main"])
+    seconds = [update_seconds(COUNT, each, facts.layouts["main"], facts.cluster.chip) for each in (work, plain)]
+    assert seconds[0] / seconds[1] == pytest.approx((2 + 4 + 2 * (12 - 4 * share)) / (2 + 4 + 2 * 12))

@@ -184,9 +184,12 @@ def test_at_their_defaults_added_fields_of_the_spec_are_left_out(everything):
     assert set(made.interventions) == set(FIRST["Interventions"].split())
 
 
+READ_BESIDE = {"model.mtp_weight": "model.mtp_layers=1", "model.experts.bias_rate": "model.experts.router_bias=true"}
+READ_BESIDE |= {f"optimizer.{key}": "optimizer.kind=muon" for key in ("matrix_rate", "momentum", "muon_scale")}
+
+
 def test_added_keys_that_say_something_are_in_the_digest(everything, tmp_path: Path):
     """Each of them in its own section, the recipe's and the Spec's."""
-    plain = resolve(everything, None)
     for override in (
         "model.mtp_weight=0.1",
         "model.nope_every=2",
@@ -203,12 +206,14 @@ def test_added_keys_that_say_something_are_in_the_digest(everything, tmp_path: P
         "stages.0.yarn={factor=8, original=64}",
         "stages.0.rate.tail=1k",
         "stages.0.rate.batch_rule=sqrt",
+        "optimizer.matrix_rate=0.02",
         "optimizer.momentum=0.9",
         "optimizer.muon_scale=spectral",
         "stability.skip_above=10",
         "stability.most_skips=5",
         "precision.modules={head='float32'}",
     ):
-        changed = load_recipe(tmp_path / "r.toml", [override])
-        assert changed.digest != everything.digest, override
-        assert resolve(changed, None).digest() != plain.digest(), override
+        with_it = [text for key, text in READ_BESIDE.items() if override.startswith(f"{key}=")]
+        before, changed = (load_recipe(tmp_path / "r.toml", overrides) for overrides in (with_it, [*with_it, override]))
+        assert changed.digest != before.digest, override
+        assert resolve(changed, None).digest() != resolve(before, None).digest(), override

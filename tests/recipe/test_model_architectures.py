@@ -11,6 +11,7 @@ import pytest
 
 from headway.base.errors import ConfigError
 from headway.formulas.parameters import count_parameters
+from headway.recipe.idle_keys import TABLE
 from headway.recipe.load import load_recipe
 from headway.recipe.model_checks import passed_parameters
 from headway.recipe.mup import init_std
@@ -25,7 +26,7 @@ from headway.recipe.roles import (
     norms_of_block,
     parameter_shapes,
 )
-from headway.recipe.schema import Model
+from headway.recipe.schema import Experts, Model, Optimizer
 from headway.recipe.spec import ADDED, ExpertsSpec, LatentSpec, ModelSpec, MupSpec, PrecisionSpec, RopeSpec, Spec, YarnSpec
 from headway.recipe.trainable import refuse_untrainable
 
@@ -235,7 +236,7 @@ def test_a_name_stays_within_a_tenth_of_what_a_token_passes(load, refused, model
         (f"{EXPERTS}\ngroups = 8\ngroups_per_token = 1", "1 groups hold 1 experts, a token passes 2"),
         ("window = 129", "the window of 129 tokens is longer than a sequence of stage 'main', 128"),
         ("window = 64\nfull_attention_every = 1", "every layer sees all before a token, and none has the window"),
-        ("full_attention_every = 2", "full_attention_every = 2 without a window"),
+        ("full_attention_every = 2", "full_attention_every = 2 without window"),
         ('position = "learned"\npositions = 255', "sequences of 256 in stage 'long', and 255 learned positions"),
         ('position = "learned"', "positions is not given"),
         ("positions = 512", "position is 'rope', positions = 512"),
@@ -252,14 +253,20 @@ def test_a_name_stays_within_a_tenth_of_what_a_token_passes(load, refused, model
         ('nominal_parameters = "-7B"', "'-7B' is not a number of parameters"),
         ("window = -1", "at least 1"),
         ("nope_every = 1", "nope_every = 1: no layer has positions"),
-        ('position = "none"\nnope_every = 2', "nope_every beside position = 'none'"),
-        ('position = "none"\nrotary_share = 0.5', "rotary_share beside position = 'none'"),
+        ('position = "none"\nnope_every = 2', "nope_every = 2 beside position = 'none'"),
+        ('position = "none"\nrotary_share = 0.5', "rotary_share = 0.5 beside position = 'none'"),
         (f'position = "none"\n{YARN}', "yarn beside position = 'none'"),
         ("rotary_share = 0.2", "rotary_share = 0.2 of a head of 16 turns 3.2 values"),
         ("rotary_share = 0.01", "choose 0.125"),
         ("rotary_share = 0", "more than 0"),
-        (f"rotary_share = 0.5\n{LATENT}", "rotary_share = 0.5 beside latent attention"),
+        (f"rotary_share = 0.5\n{LATENT}", "rotary_share = 0.5 beside latent"),
         (f"{YARN}\nslow = 32", "slow = 32 and fast = 32"),
+        ('position = "none"\nrope_base = 500_000', "rope_base = 500000 beside position = 'none'"),
+        ("mtp_weight = 0.1", "mtp_weight = 0.1 beside mtp_layers = 0"),
+        ('qk_norm = false\nqk_norm_over = "all"', "qk_norm_over = 'all' beside qk_norm = false"),
+        (f'qk_norm_over = "all"\n{LATENT}', "qk_norm_over = 'all' beside latent"),
+        (f"{EXPERTS}\nbias_rate = 0.01", "bias_rate = 0.01 beside router_bias = false"),
+        (EXPERTS.replace("top_k = 2", "top_k = 1"), "top_k = 1 with normalise = true"),
         ("dropout = 1", "less than 1"),
         ("[model.mup]\nbase_width = 16\ndepth_alpha = 0.4", "at least 0.5"),
         ('block = "post-add"\n[model.mup]\nbase_width = 16\nbase_layers = 2', "base_layers beside block = 'post-add'"),
@@ -278,6 +285,61 @@ def test_each_refusal_says_what_was_seen_the_rule_and_the_way_out(refused):
     assert len(found) == 5  # top-k, two stages and the window, two stages and the positions
     assert any("top_k is at most 1" in text for text in found)
     assert any("model.positions is at least 256" in text for text in found)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said", "way_out"),
+    [
+        (["optimizer.momentum=0.9"], "momentum = 0.9 beside kind = 'adamw'", 'remove momentum, or choose kind = "muon"'),
+        (["optimizer.muon_scale=spectral"], "muon_scale = 'spectral' beside kind = 'adamw'", "remove muon_scale"),
+        (["optimizer.matrix_rate=0.01"], "matrix_rate = 0.01 beside kind = 'adamw'", "remove matrix_rate"),
+        (["stages.1.yarn={factor=2, original=64, fast=1, slow=32}"], "slow = 32 and fast = 1", "lower slow"),
+        (["model.position=none", "stages.1.yarn={factor=2, original=64}"], "yarn beside position = 'none'", "remove yarn"),
+        (["model.position=none", "stages.1.rope_base=50000"], "rope_base = 50000 beside", "remove rope_base"),
+        (
+            ["model.position=learned", "model.positions=256", "evaluation.prompts=['a']", "evaluation.sample_tokens=256"],
+            "256 tokens are decoded behind every prompt, and there are 256 positions",
+            "sample_tokens is at most 255",
+        ),
+    ],
+    ids=lambda value: value[-1] if isinstance(value, list) else "",
+)
+def test_what_other_sections_and_stages_leave_without_a_meaning(load, tmp_path, overrides, said, way_out):
+    load("")
+    with pytest.raises(ConfigError) as error:
+        load_recipe(tmp_path / "r.toml", overrides)
+    (problem,) = error.value.problems
+    assert said in problem.seen
+    assert way_out in problem.way_out
+    assert problem.where == f"--set {overrides[-1]}"
+
+
+def test_keys_that_are_read_may_stand(load, tmp_path):
+    """Each with what it needs; and at its default beside anything."""
+    load(f"mtp_layers = 1\nmtp_weight = 0.1\n{EXPERTS}\nrouter_bias = true\nbias_rate = 0.01")
+    load(EXPERTS.replace("top_k = 2", "top_k = 1") + "\nnormalise = false")
+    load(EXPERTS.replace("top_k = 2", "top_k = 1").replace("experts = 8", "experts = 1"))
+    load('position = "none"\nrope_base = 10_000\nqk_norm = false\nqk_norm_over = "head"\nmtp_weight = 0.3')
+    load_recipe(tmp_path / "r.toml", ["optimizer.momentum=0.95", "optimizer.muon_scale=rms"])
+    muon = ["optimizer.kind=muon", "optimizer.momentum=0.9", "optimizer.muon_scale=spectral", "optimizer.matrix_rate=0.01"]
+    load_recipe(tmp_path / "r.toml", muon)
+    learned = ["model.position=learned", "model.positions=256"]
+    for more in (["evaluation.prompts=['a']", "evaluation.sample_tokens=255"], ["evaluation.sample_tokens=300"]):
+        load("")
+        load_recipe(tmp_path / "r.toml", [*learned, *more])
+
+
+def test_a_row_of_the_table_names_keys_that_there_are():
+    sections = {("optimizer",): Optimizer, ("model",): Model, ("model", "experts"): Experts}
+    for row in TABLE:
+        assert {row.key, row.other} <= set(sections[row.section].model_fields), row
+
+
+def test_parameters_are_counted_only_where_a_number_is_claimed(load, monkeypatch):
+    monkeypatch.setattr("headway.recipe.model_checks.passed_parameters", lambda model: 1 / 0)
+    load("")
+    with pytest.raises(ZeroDivisionError):
+        load('nominal_parameters = "280k"')
 
 
 @pytest.mark.parametrize("position", ["learned", "none"])
@@ -346,17 +408,6 @@ def test_biases_begin_at_zero_and_do_not_decay(load):
 @pytest.mark.parametrize("compute", ["bfloat16", "float32"])
 def test_the_engine_builds_what_a_recipe_can_describe(compute):
     refuse_untrainable(PrecisionSpec(compute, {"router": "float32", "head": compute}))
-
-
-def test_products_that_the_engine_does_not_have_are_refused_where_they_stand():
-    precision = PrecisionSpec("float8", {"layers.0": "float32", "head": "float8"})
-    with pytest.raises(ConfigError) as error:
-        refuse_untrainable(precision, lambda path: f"at {path}")
-    assert [(p.seen, p.where) for p in error.value.problems] == [
-        ("precision.compute = 'float8' cannot be trained by this version", "at ('precision', 'compute')"),
-        ("precision.modules.head = 'float8' cannot be trained by this version", "at ('precision', 'modules', 'head')"),
-    ]
-    assert all("headway plan" in problem.way_out for problem in error.value.problems)
 
 
 def test_every_block_has_its_norms():

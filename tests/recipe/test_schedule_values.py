@@ -239,6 +239,8 @@ def test_a_stage_may_be_all_warm_up_and_tail(schedule, rate: str):
     """The stage's 23 steps are 820 tokens, more than the 800 that were asked for."""
     s = schedule(f"stages.0.rate={rate}")
     assert 0 < s.rate(0) < s.rate(5)
+    if "tail" in rate:  # its end is 0, and a warm-up that ends where it begins leaves no curve between
+        assert s.rate(22) == 0.0, "the last step stands in the tail"
 
 
 def test_D8_lengthening_a_stage_changes_nothing_before(schedule):

@@ -8,7 +8,6 @@ from functools import cache
 import pytest
 import torch
 
-import headway.model.decoder
 import headway.model.loss
 import headway.optim.groups
 from headway.experiment.coordinates import Arm, Row, judge
@@ -98,8 +97,7 @@ def test_a_rate_that_falls_with_the_root_of_the_width_is_seen(monkeypatch):
 def test_logits_without_their_multiplier_are_seen(monkeypatch):
     true = mup.multipliers
     spoiled = lambda model: replace(true(model), logits=1.0)  # noqa: E731
-    for module in (headway.model.decoder, headway.model.loss):
-        monkeypatch.setattr(module, "multipliers", spoiled)
+    monkeypatch.setattr(headway.model.loss, "multipliers", spoiled)
     assert not verdict(measured(seeds=(1, 2))).passed
 
 

@@ -38,13 +38,14 @@ def describe(recipe: str, overrides: Sequence[str] | None, deployment: Path | No
     """
     from headway.recipe.load import load_deployment, load_recipe
     from headway.recipe.placement import check_stages, settle
-    from headway.recipe.resolve import resolve_precision
+    from headway.recipe.resolve import resolve_model, resolve_precision
     from headway.recipe.trainable import refuse_untrainable
 
     for_recipe, for_deployment = split_overrides(overrides or ())
     loaded = load_recipe(recipe, for_recipe)
     if runnable:
-        refuse_untrainable(resolve_precision(loaded.recipe.precision), loaded.locate)
+        model = resolve_model(loaded.recipe.model, loaded.recipe.tokenizer.vocabulary)
+        refuse_untrainable(resolve_precision(loaded.recipe.precision), loaded.locate, model)
     as_given = tuple(DEPLOYMENT_PREFIX + override for override in for_deployment)
     placed = load_deployment(deployment or own_deployment(recipe), as_given, runnable=runnable)
     found = Description(

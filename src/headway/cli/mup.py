@@ -4,12 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 from cyclopts import Parameter
 
 from headway.base.errors import EXIT_FINDINGS, EXIT_OK, ConfigError
 from headway.cli.options import DataOption, Json, Overrides, RecipeArgument
+
+if TYPE_CHECKING:
+    from headway.data.manifest import DataManifest
+    from headway.experiment.coordinates import Arm, Asked, Check, Line
+    from headway.experiment.grid import Proxy, Settings
+    from headway.experiment.optimum import Optimum
+    from headway.experiment.outcome import Finding, Outcome
+    from headway.experiment.records import TrialRecord
+    from headway.experiment.target import Transfer
+    from headway.experiment.transfer import Comparison
 
 N = TypeVar("N", int, float)
 
@@ -47,10 +57,11 @@ def check(
     control passes too and nothing was seen.
     """
     from headway.cli.output import print_json
-    from headway.experiment.coordinates import judge, read_measurements
+    from headway.experiment.coordinates import Asked, default_widths, judge
 
     proxy = _proxy(recipe, overrides)
-    found = judge(read_measurements(_measure(proxy, _widths(proxy, widths), steps, seeds, out)))
+    wanted = tuple(sorted(set(numbers("--widths", widths, int) or default_widths(proxy))))
+    found = judge(_measure(proxy, Asked(widths=wanted, steps=steps, seeds=seeds), out))
     facts = found.to_json() | {"recipe_digest": proxy.loaded.digest, "files": _write_check(found, out)}
     if json:
         print_json(facts)
@@ -59,7 +70,7 @@ def check(
     return EXIT_OK if found.passed else EXIT_FINDINGS
 
 
-def _proxy(recipe: str, overrides: Sequence[str] | None) -> Any:
+def _proxy(recipe: str, overrides: Sequence[str] | None) -> Proxy:
     from headway.cli.describe import describe
     from headway.cli.engine import require_engine
     from headway.experiment.grid import Proxy
@@ -69,56 +80,20 @@ def _proxy(recipe: str, overrides: Sequence[str] | None) -> Any:
     return proxy
 
 
-def _widths(proxy: Any, asked: str | None) -> list[int]:
-    """Two or more, each with whole heads."""
-    from headway.experiment.grid import refuse_widths
-
-    own = proxy.base.width
-    widths = sorted(set(numbers("--widths", asked, int) or [own, 2 * own, 4 * own]))
-    if len(widths) < 2:
-        raise ConfigError("one width", "a slope over width needs two or more", "such as --widths 64,128,256", "--widths")
-    refuse_widths(proxy, widths, "--widths")
-    return widths
-
-
-def _measure(proxy: Any, widths: Sequence[int], steps: int, seeds: int, out: Path | None) -> Any:
+def _measure(proxy: Proxy, asked: Asked, out: Path | None) -> dict[str, Arm]:
     """The engine's answer; Specs and request lie in ``out``, or for the time being in a temporary directory."""
     from tempfile import TemporaryDirectory
 
-    from headway.base.files import make_directory
+    from headway.cli.engine import ask_engine
+    from headway.experiment.coordinates import measure
 
-    if not 2 <= steps <= 1000:
-        raise ConfigError(
-            f"{steps} steps", "slopes are judged from step 2 on, and 1,000 steps are enough", "such as 4", "--steps"
-        )
-    if not 1 <= seeds <= 100:
-        raise ConfigError(f"{seeds} seeds", "a check has 1 to 100 seeds", "such as --seeds 2", "--seeds")
     if out is not None:
-        return _ask_check(proxy, widths, steps, seeds, make_directory(out, "directory for the check").resolve())
+        return measure(proxy, asked, out.resolve(), ask_engine)
     with TemporaryDirectory(prefix="headway-mup-") as directory:
-        return _ask_check(proxy, widths, steps, seeds, Path(directory))
+        return measure(proxy, asked, Path(directory), ask_engine)
 
 
-def _ask_check(proxy: Any, widths: Sequence[int], steps: int, seeds: int, root: Path) -> Any:
-    from headway.base.files import make_directory, write_json
-    from headway.cli import engine
-    from headway.experiment.grid import PARAMETRIZATIONS, crossed
-    from headway.recipe.resolve import resolve
-
-    specs = make_directory(root / "specs", "directory for the specs")
-    arms = []
-    for name in PARAMETRIZATIONS:
-        settings = crossed(proxy.base, parametrization=[name], width=widths, seed=[proxy.base.seed + k for k in range(seeds)])
-        paths = [specs / f"{setting.id}.json" for setting in settings]
-        for setting, path in zip(settings, paths, strict=True):
-            write_json(path, resolve(proxy.recipe(setting), None).to_json())
-        arms.append({"parametrization": name, "specs": list(map(str, paths))})
-    request = {"kind": "mup_check_request", "schema_version": 1, "arms": arms, "steps": steps}
-    write_json(root / "request.json", request)
-    return engine.ask_engine("mup-check", [str(root / "request.json")])
-
-
-def _write_check(found: Any, out: Path | None) -> list[str]:
+def _write_check(found: Check, out: Path | None) -> list[str]:
     from headway.base.files import write_json
 
     if out is None:
@@ -130,7 +105,7 @@ def _write_check(found: Any, out: Path | None) -> list[str]:
     return [str(out / "coordinates.json"), str(out / "coordinates.png")]
 
 
-def check_lines(found: Any, files: Sequence[str]) -> Iterator[str]:
+def check_lines(found: Check, files: Sequence[str]) -> Iterator[str]:
     """Per quantity the steepest modules of muP, worst step of each, and the control beside it; then the verdict."""
     from headway.cli.output import table
 
@@ -150,8 +125,8 @@ def check_lines(found: Any, files: Sequence[str]) -> Iterator[str]:
     yield from (f"written: {name}" for name in files)
 
 
-def _worst_by_module(lines: Sequence[Any]) -> dict[tuple[str, str], Any]:
-    found: dict[tuple[str, str], Any] = {}
+def _worst_by_module(lines: Sequence[Line]) -> dict[tuple[str, str], Line]:
+    found: dict[tuple[str, str], Line] = {}
     for line in lines:
         key = (line.quantity, line.module)
         if line.judged and (key not in found or _steepness(line) > _steepness(found[key])):
@@ -159,11 +134,11 @@ def _worst_by_module(lines: Sequence[Any]) -> dict[tuple[str, str], Any]:
     return found
 
 
-def _steepness(line: Any) -> float:
+def _steepness(line: Line) -> float:
     return float("inf") if line.slope is None else abs(line.slope)
 
 
-def _slope(line: Any) -> str:
+def _slope(line: Line | None) -> str:
     if line is None:
         return "not measured"
     return f"{'none' if line.slope is None else f'{line.slope:+.3f}'} {' ' if line.passes else '*'}"
@@ -211,6 +186,7 @@ def sweep(
     """
     from headway.cli import engine
     from headway.cli.output import print_json, say
+    from headway.experiment.asking import Tell
     from headway.experiment.sweep import Runner, run_sweep, settings_for
 
     proxy = _proxy(recipe, overrides)
@@ -223,11 +199,10 @@ def sweep(
         proxy, widths=numbers("--widths", widths, int), hold_out=hold_out, values=values, seeds=seeds, standard=standard
     )
 
-    def tell(phase: str, trials: int, ended: int) -> None:
-        if not json:
-            say(f"- phase {phase}: {trials} trials" + (f", {ended} of them ended before" if ended else ""))
-
     manifest, directory = _built(proxy, data, quiet=json)
+    course = _aside if json else say
+    course(expected_line(settings))
+    tell = Tell(phase=lambda *facts: course(phase_line(*facts)), trial=lambda *facts: course(trial_line(*facts)))
     outcome = run_sweep(Runner(proxy, manifest, out, directory, engine.ask_engine, tell), settings)
     files = _write_plots(outcome, out)
     if json:
@@ -237,13 +212,39 @@ def sweep(
     return _exit_code(outcome)
 
 
+def _aside(line: str) -> None:
+    """Where stdout is JSON."""
+    import sys
+
+    print(line, file=sys.stderr, flush=True)
+
+
+def expected_line(settings: Settings) -> str:
+    from headway.experiment.sweep import most_trials
+
+    counts = {phase: count for phase, count in most_trials(settings).items() if count}
+    return f"- up to {sum(counts.values())} trials: {', '.join(f'{count} of {phase}' for phase, count in counts.items())}"
+
+
+def phase_line(name: str, trials: int, ended: int) -> str:
+    return f"- phase {name}: {trials} trials" + (f", {ended} of them ended before" if ended else "")
+
+
+def trial_line(record: TrialRecord, ended: int, trials: int) -> str:
+    """``ended`` of the phase's ``trials``."""
+    from headway.base.units import format_seconds
+
+    came_out = "diverged" if record.diverged or record.loss is None else f"held-out loss {record.loss:.4f}"
+    return f"  {ended} of {trials}: {record.id}, {came_out}, {format_seconds(record.seconds)}"
+
+
 def _tokens(text: str) -> int:
     from headway.base.units import parse_count
 
     return parse_count(text)
 
 
-def _built(proxy: Any, data: Path | None, *, quiet: bool) -> tuple[Any, Path]:
+def _built(proxy: Proxy, data: Path | None, *, quiet: bool) -> tuple[DataManifest, Path]:
     """The data, built as ``headway data build`` does, or verified where it lies."""
     from headway.cli.data import tell
     from headway.data.build import build_data
@@ -252,7 +253,7 @@ def _built(proxy: Any, data: Path | None, *, quiet: bool) -> tuple[Any, Path]:
     return build_data(proxy.loaded, directory, progress=None if quiet else tell), directory.resolve()
 
 
-def _write_plots(outcome: Any, out: Path) -> list[str]:
+def _write_plots(outcome: Outcome, out: Path) -> list[str]:
     from headway.report.mup_plots import save_png, sweep_figures
 
     files = []
@@ -262,32 +263,36 @@ def _write_plots(outcome: Any, out: Path) -> list[str]:
     return files
 
 
-def _exit_code(outcome: Any) -> int:
+def _exit_code(outcome: Outcome) -> int:
     from headway.experiment.transfer import TRANSFERS
 
     return EXIT_OK if outcome.rate.verdict[0] == TRANSFERS else EXIT_FINDINGS
 
 
-def sweep_lines(outcome: Any, out: Path, files: Sequence[str]) -> Iterator[str]:
+def sweep_lines(outcome: Outcome, out: Path, files: Sequence[str]) -> Iterator[str]:
+    from headway.experiment.transfer import TRANSFERS
+
     for finding in outcome.findings:
         yield from finding_lines(finding)
     yield ""
     yield f"{outcome.trials} trials, {outcome.diverged} diverged"
     yield from (f"written: {name}" for name in (str(out / "sweep.json"), *files))
     verdict, _ = outcome.rate.verdict
-    if verdict == "transfers":
+    if verdict == TRANSFERS:
         yield f"carry it over with: headway mup transfer {out} TARGET_RECIPE"
 
 
-def finding_lines(finding: Any) -> Iterator[str]:
+def finding_lines(finding: Finding) -> Iterator[str]:
     """One hyperparameter over the widths: optima, drift, the held-out width, the verdict."""
     from headway.cli.output import table
+    from headway.experiment.grid import ARM_WORDS
+    from headway.experiment.outcome import WORDS
 
     verdict, reason = finding.verdict
     yield ""
     yield f"{ARM_WORDS[finding.parametrization]}: {WORDS[finding.hyperparameter]}"
     found = [(str(width), optimum) for width, optimum in finding.optima.items()]
-    if finding.held_out_curve is not None:
+    if finding.held_out_curve is not None and finding.held_out_optimum is not None:
         found.append((f"{finding.held_out_curve[0]}, held out", finding.held_out_optimum))
     rows = [[width, *_optimum_cells(optimum)] for width, optimum in found]
     yield from table(["width", "best", "from", "to", "loss there", "diverged", "remarks"], rows, left=(0, 6))
@@ -301,7 +306,7 @@ def finding_lines(finding: Any) -> Iterator[str]:
     yield f"verdict: {verdict}: {reason}"
 
 
-def _optimum_cells(optimum: Any) -> list[str]:
+def _optimum_cells(optimum: Optimum) -> list[str]:
     ends = ["open" if end is None else f"{end:.3g}" for end in (optimum.low, optimum.high)]
     best = "none" if optimum.value is None else f"{optimum.value:.3g}"
     loss = "" if optimum.loss is None else f"{optimum.loss:.4f}"
@@ -309,14 +314,10 @@ def _optimum_cells(optimum: Any) -> list[str]:
     return [best, *ends, loss, f"{optimum.diverged} of {optimum.trials}", remark]
 
 
-def comparison_line(comparison: Any, words: str) -> str:
+def comparison_line(comparison: Comparison, words: str) -> str:
     lost = "what that loses cannot be told" if comparison.lost is None else f"{comparison.lost:.4f} nats lost"
     ratio = "nothing found there to compare with" if comparison.ratio is None else f"{comparison.ratio:.3g} x the one found there"
     return f"width {comparison.width}, which no fit saw, {words}: {comparison.predicted:.3g}, {ratio}; {lost}"
-
-
-ARM_WORDS = {"mup": "muP", "standard": "standard parametrisation"}
-WORDS = {"rate": "peak rate", "warmup_tokens": "warm-up, tokens", "init_std": "init scale"}
 
 
 # --- transfer -----------------------------------------------------------------------------------------------------------
@@ -366,7 +367,7 @@ def transfer(
     return EXIT_FINDINGS if record.refused else EXIT_OK
 
 
-def transfer_lines(record: Any, path: Path) -> Iterator[str]:
+def transfer_lines(record: Transfer, path: Path) -> Iterator[str]:
     from headway.cli.output import table
 
     rows = [

@@ -133,10 +133,9 @@ def help_text(*arguments: str) -> str:
 def cli_page() -> str:
     from headway.cli.main import GROUPS, VERBS
 
-    verbs: list[tuple[str, ...]] = [(), *((verb,) for verb in VERBS)]
-    inner = {group: [(group, verb) for verb in verbs_of] for group, verbs_of in GROUPS.items()}
-    verbs[2:2] = [*inner["plan"], *inner["data"]]
-    verbs += [("checkpoint",), *inner["checkpoint"]]
+    verbs: list[tuple[str, ...]] = [()]
+    for top in [*VERBS, *(group for group in GROUPS if group not in VERBS)]:
+        verbs += [(top,), *((top, verb) for verb in GROUPS.get(top, ()))]
     parts = ["# The command line", NOTE]
     for verb in verbs:
         parts += [f"## {' '.join(('headway', *verb))}", f"```text\n{help_text(*verb)}\n```"]

@@ -14,7 +14,6 @@ import torch
 
 from headway.base.errors import RunError
 from headway.model.context import make_context
-from headway.model.loss import OutputRule, loss_sums
 from headway.model.precision import ComputeModel
 from headway.recipe.spec import RopeSpec
 
@@ -59,7 +58,6 @@ def held_out_loss(model: ComputeModel, batches: Iterable[TokenBatch], rope: Rope
         context = make_context(position_BT, document_BT, model.spec, rope, model.dtype)
         hidden_BTD = model.forward(torch.as_tensor(batch.tokens_BT).long(), context)
         targets_BT = torch.as_tensor(batch.targets_BT).long()
-        rule = OutputRule.of(model.spec)
-        nll_sum += float(loss_sums(hidden_BTD, model.head_weight, targets_BT, None, 0.0, rule).nll_sum)
+        nll_sum += float(model.loss(hidden_BTD, targets_BT, None, 0.0).nll_sum)
         targets += targets_BT.numel()
     return HeldOut(nll_sum=nll_sum, targets=targets)

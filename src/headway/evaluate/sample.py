@@ -28,7 +28,13 @@ def greedy(
 def _continue(model: ComputeModel, prompt: list[int], new_tokens: int, rope: RopeSpec, document_token: int | None) -> list[int]:
     if not prompt:
         raise ConfigError("a prompt without tokens", "a continuation needs at least one token to stand on")
-    ids = list(prompt)
+    ids, positions = list(prompt), model.spec.positions
+    if positions and len(ids) + new_tokens - 1 > positions:
+        raise ConfigError(
+            f"a prompt of {len(ids)} tokens and {new_tokens} more, and {positions} learned positions",
+            "every token that is read has a row in the table of positions",
+            "ask for fewer tokens, or shorten the prompt",
+        )
     for _ in range(new_tokens):
         token = _next_token(model, ids, rope)
         if token == document_token:

@@ -1,5 +1,6 @@
 """The coordinate check: are activations, gradients and updates of one order at every width?
 
+    proxy  --> a Spec per arm, width and seed --> engine
     engine --> rows (arm, width, step, seed, module, quantity, value)     value: RMS, scaled by the theory to be of order one
     rows   --> log2 value = level + slope x log2 width, per (module, quantity, step); seeds averaged in log2
     slopes --> verdict
@@ -11,22 +12,29 @@ widths, steps or rate were too small to see anything, and the check says so in p
 
 from __future__ import annotations
 
+import dataclasses
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from headway.base.errors import RunError
+from headway.base.errors import ConfigError, RunError
+from headway.base.files import make_directory, write_json
 from headway.base.plain import from_plain
+from headway.experiment.asking import Ask
+from headway.experiment.grid import PARAMETRIZATIONS, Proxy, crossed, refuse_widths
+from headway.recipe.resolve import resolve
 
 BAND = 0.1
 """Largest slope, in octaves per octave of width, that counts as none."""
 FIRST_JUDGED_STEP = 2
 """Before it a model is as it was initialised: an update that is too large or too small has not shown yet."""
+MOST_STEPS, MOST_SEEDS = 1000, 100
 QUANTITIES = ("activation_change", "gradient", "update")
-ARMS = ("mup", "standard")
+ARMS = PARAMETRIZATIONS
 PASSES, FAILS, BLIND = "passes", "fails", "the check cannot tell: the control passed"
 
 
@@ -98,7 +106,7 @@ class Check:
 
     def to_json(self) -> dict[str, Any]:
         arms = {
-            arm: [asdict(line) | {"judged": line.judged, "passes": line.passes} for line in lines]
+            arm: [dataclasses.asdict(line) | {"judged": line.judged, "passes": line.passes} for line in lines]
             for arm, lines in self.lines.items()
         }
         return {
@@ -110,6 +118,50 @@ class Check:
             "first_judged_step": FIRST_JUDGED_STEP,
             "arms": arms,
         }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """``widths``: two or more, each with whole heads. ConfigError for what the check has no use for."""
+
+    widths: tuple[int, ...]
+    steps: int
+    seeds: int
+
+    def refuse(self, proxy: Proxy) -> None:
+        if len(self.widths) < 2:
+            raise ConfigError("one width", "a slope over width needs two or more", "such as --widths 64,128,256", "--widths")
+        refuse_widths(proxy, self.widths, "--widths")
+        if not FIRST_JUDGED_STEP <= self.steps <= MOST_STEPS:
+            rule = f"slopes are judged from step {FIRST_JUDGED_STEP} on, and {MOST_STEPS:,} steps are enough"
+            raise ConfigError(f"{self.steps} steps", rule, "such as 4", "--steps")
+        if not 1 <= self.seeds <= MOST_SEEDS:
+            raise ConfigError(f"{self.seeds} seeds", f"a check has 1 to {MOST_SEEDS} seeds", "such as --seeds 2", "--seeds")
+
+
+def default_widths(proxy: Proxy) -> tuple[int, ...]:
+    own = proxy.base.width
+    return own, 2 * own, 4 * own
+
+
+def measure(proxy: Proxy, asked: Asked, root: Path, ask: Ask) -> dict[str, Arm]:
+    """What the engine measured, by arm. Specs and request lie in ``root``, a whole path."""
+    asked.refuse(proxy)
+    make_directory(root, "directory for the check")
+    specs = make_directory(root / "specs", "directory for the specs")
+    arms = [{"parametrization": name, "specs": list(map(str, _write_specs(proxy, asked, name, specs)))} for name in ARMS]
+    request = {"kind": "mup_check_request", "schema_version": 1, "arms": arms, "steps": asked.steps}
+    write_json(root / "request.json", request)
+    return read_measurements(ask("mup-check", [str(root / "request.json")]))
+
+
+def _write_specs(proxy: Proxy, asked: Asked, parametrization: str, directory: Path) -> list[Path]:
+    seeds = [proxy.base.seed + place for place in range(asked.seeds)]
+    settings = crossed(proxy.base, parametrization=[parametrization], width=asked.widths, seed=seeds)
+    paths = [directory / f"{setting.id}.json" for setting in settings]
+    for setting, path in zip(settings, paths, strict=True):
+        write_json(path, resolve(proxy.recipe(setting), None).to_json())
+    return paths
 
 
 def read_measurements(value: Any) -> dict[str, Arm]:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from headway.recipe.schema import Model
 
 PARAMETRIZATIONS = ("mup", "standard")
+ARM_WORDS = {"mup": "muP", "standard": "standard parametrisation"}
 WARMUP_PATH = "stages.0.rate.warmup"
 
 
@@ -111,23 +112,27 @@ class Proxy:
         }
         if (matrix_rate := self.matrix_rate(setting.rate)) is not None:
             changes["optimizer.matrix_rate"] = matrix_rate
-        return _changed(self.loaded, changes, keep_mup=setting.parametrization == "mup")
+        return _changed(self.loaded, changes, without=() if setting.parametrization == "mup" else ("mup",))
 
     def matrix_rate(self, rate: float) -> float | None:
         """A rate of its own for Muon's matrices keeps its ratio to the peak rate; None: they have none."""
-        own = getattr(self.draft.optimizer, "matrix_rate", None)
+        own = self.draft.optimizer.matrix_rate
         return None if own is None else own * rate / self.draft.optimizer.peak_rate
 
 
-def _changed(loaded: LoadedRecipe, changes: Mapping[str, Any], *, keep_mup: bool) -> LoadedRecipe:
-    """``loaded`` with ``changes`` (key path -> value), read anew."""
+NAMED_SIZE = "nominal_parameters"
+"""Of a model: the size that one width is called by, which no other has."""
+
+
+def _changed(loaded: LoadedRecipe, changes: Mapping[str, Any], *, without: Sequence[str]) -> LoadedRecipe:
+    """``loaded`` with ``changes`` (key path -> value) and without some keys of its model, read anew."""
     from headway.recipe.checks import check_recipe
     from headway.recipe.digests import recipe_digest
     from headway.recipe.schema import Recipe
 
     data = copy.deepcopy(loaded.document.data)
-    if not keep_mup:
-        data["model"].pop("mup", None)
+    for key in (*without, NAMED_SIZE):
+        data["model"].pop(key, None)
     overrides = [f"{key}={value!r}" for key, value in changes.items()]
     applied, problems = apply_overrides(data, overrides)
     before = loaded.document

@@ -15,7 +15,8 @@ from headway.experiment.optimum import Noise, Optimum, Point, best_value, optima
 from headway.experiment.records import TrialRecord
 from headway.experiment.transfer import FACTOR, Comparison, Drift, carried, compare, drift_of, overall
 
-HYPERPARAMETERS = ("rate", "warmup_tokens", "init_std")
+WORDS = {"rate": "peak rate", "warmup_tokens": "warm-up, tokens", "init_std": "init scale"}
+"""What is swept, and how it is called."""
 Curves = Mapping[int, list[Point]]
 
 

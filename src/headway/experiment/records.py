@@ -44,7 +44,6 @@ class TrialRecord:
     train_loss: float | None
     diverged: bool
     seconds: float
-    spec: str = ""
     versions: dict[str, Any] = field(default_factory=dict)
     kind: str = "mup_trial"
     schema_version: int = 1
@@ -140,4 +139,4 @@ def read_records(root: Path, ids: Iterable[str]) -> dict[Setting, TrialRecord]:
 def records_digest(records: Mapping[Setting, TrialRecord]) -> str:
     """Of what the trials measured; times and versions left out."""
     plain = [dataclasses.asdict(record) for _, record in sorted(records.items(), key=lambda item: item[0].id)]
-    return digest_json([{k: v for k, v in record.items() if k not in ("seconds", "versions", "spec")} for record in plain])
+    return digest_json([{k: v for k, v in record.items() if k not in ("seconds", "versions")} for record in plain])

@@ -15,7 +15,7 @@ values runs those only.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,17 +26,17 @@ from headway.base.files import make_directory, read_json, write_json
 from headway.base.plain import from_plain
 from headway.data.freeze import freeze
 from headway.data.manifest import DataManifest
+from headway.experiment.asking import Ask, Tell, watched
+from headway.experiment.conditions import conditions
 from headway.experiment.grid import Proxy, Setting, Settings, crossed, octaves, refuse_widths
 from headway.experiment.optimum import best_value
 from headway.experiment.outcome import Outcome, outcome_of
 from headway.experiment.records import Trial, TrialRecord, has_record, read_records, records_digest, write_plan
 from headway.experiment.transfer import FACTOR
-from headway.recipe.spec import Spec
 
 SWEEP_FILE = "sweep.json"
-Ask = Callable[[str, Sequence[str]], Any]
-Tell = Callable[[str, int, int], None]
-"""Is told the name of a phase, how many trials it adds, and how many of them have ended before."""
+SCHEMA_VERSION = 2
+PHASES = ("rates", "warm-ups and init scales", "seeds")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,13 +50,13 @@ class Sweep:
     settings: Settings
     mup: dict[str, Any]  # [model.mup] as the recipe has it
     matrix_rate_ratio: float | None  # of Muon's own rate to the peak rate
-    conditions: dict[str, Any]
+    conditions: dict[str, Any]  # by ``conditions.py``
     trials: tuple[str, ...]  # ids of those that were judged
     records_digest: str
     outcome: dict[str, Any] = field(repr=False)
     versions: dict[str, Any]
     kind: str = "mup_sweep"
-    schema_version: int = 1
+    schema_version: int = SCHEMA_VERSION
 
 
 def settings_for(
@@ -88,27 +88,28 @@ def settings_for(
         widths=wanted,
         hold_out=hold_out,
         rates=rates,
-        warmups=_around(values.get("warmups"), _default_warmups(proxy), "--warmups"),
-        init_stds=_around(values.get("init_stds"), octaves(base.init_std, 5), "--init-stds"),
+        warmups=_around(values.get("warmups"), _default_warmups(proxy), "--warmups", int),
+        init_stds=_around(values.get("init_stds"), octaves(base.init_std, 5), "--init-stds", float),
         seeds=tuple(base.seed + place for place in range(seeds)),
         standard=standard,
     )
 
 
 def _default_warmups(proxy: Proxy) -> tuple[float, ...]:
-    """Around the recipe's, as far as they end inside the first half of the stage; none where the recipe has none."""
-    return tuple(w for w in octaves(proxy.base.warmup_tokens, 5) if 1 <= w <= proxy.draft.stages[0].tokens / 2)
+    """Around the recipe's, as far as they end inside the first half of the stage; none where the recipe has none, or where
+    fewer than the three that enclose an optimum are left."""
+    found = tuple(w for w in octaves(proxy.base.warmup_tokens, 5) if 1 <= w <= proxy.draft.stages[0].tokens / 2)
+    return found if len(set(map(round, found))) >= 3 else ()
 
 
-def _around(asked: Sequence[Any] | None, default: Sequence[Any], option: str) -> tuple[Any, ...]:
-    """Rising, each once; whole where they are given as whole numbers."""
+def _around(asked: Sequence[float] | None, default: Sequence[float], option: str, kind: type[int | float]) -> tuple[Any, ...]:
+    """Rising, each once, as ``kind``."""
     found = default if asked is None else asked
     if any(not 0 < value < float("inf") for value in found):
         raise ConfigError(f"{option} has a value of 0", "optima are sought in log2 of positive values", "leave it out", option)
     if len(set(found)) == 2:
         raise ConfigError("two values", "three or more enclose an optimum; one: it is not swept", "add values", option)
-    whole = option == "--warmups"
-    return tuple(sorted({round(value) if whole else float(value) for value in found}))
+    return tuple(sorted({round(value) if kind is int else float(value) for value in found}))
 
 
 # --- the phases ---------------------------------------------------------------------------------------------------------
@@ -131,9 +132,12 @@ class Runner:
         new = [setting for setting in dict.fromkeys(settings) if setting not in self.trials]
         for setting in new:
             self.trials[setting] = Trial(setting, freeze(self.proxy.recipe(setting), self.manifest))
-        self.tell(phase, len(new), sum(has_record(self.root, setting.id) for setting in new))
         plan = write_plan(self.root, list(self.trials.values()))
-        answer = self.ask("mup-trials", [str(plan), str(self.root), str(self.data)])
+        waiting = [setting.id for setting in new if not has_record(self.root, setting.id)]
+        before = len(new) - len(waiting)
+        self.tell.phase(phase, len(new), before)
+        with watched(self.root, waiting, before, self.tell):
+            answer = self.ask("mup-trials", [str(plan), str(self.root), str(self.data)])
         if not isinstance(answer, dict) or not {"done", "skipped", "failed"} <= answer.keys():
             raise RunError(f"the engine's answer is {str(answer)[:200]}", "mup-trials counts done, skipped and failed trials")
         return read_records(self.root, [setting.id for setting in settings])
@@ -142,14 +146,24 @@ class Runner:
 def run_sweep(runner: Runner, settings: Settings) -> Outcome:
     """All three phases, and ``sweep.json``."""
     make_directory(runner.root, "directory for the sweep")
-    records = runner.run("rates", rate_settings(settings))
-    if rest := rest_settings(settings, records):
-        records |= runner.run("warm-ups and init scales", rest)
-    if seeds := seed_settings(settings, records):
-        records |= runner.run("seeds", seeds)
+    first, second, third = PHASES
+    records = runner.run(first, rate_settings(settings))
+    if found := rest_settings(settings, records):
+        records |= runner.run(second, found)
+    if found := seed_settings(settings, records):
+        records |= runner.run(third, found)
     outcome = outcome_of(settings, records)
     write_json(runner.root / SWEEP_FILE, dataclasses.asdict(_sweep(runner, settings, records, outcome)))
     return outcome
+
+
+def most_trials(settings: Settings) -> dict[str, int]:
+    """By phase, how many trials a sweep has at most: with each best rate between two others, and at no width all diverged."""
+    base, seeds = settings.base, len(settings.seeds) - 1
+    swept = ((settings.warmups, base.warmup_tokens), (settings.init_stds, base.init_std))
+    rest = sum(len(values) - (own in values) for values, own in swept if len(values) > 1)
+    curves = len(settings.parametrizations) * len(settings.all_widths)
+    return dict(zip(PHASES, (curves * len(settings.rates), len(settings.widths) * rest, curves * 3 * seeds), strict=True))
 
 
 def rate_settings(settings: Settings) -> list[Setting]:
@@ -209,30 +223,6 @@ def _sweep(runner: Runner, settings: Settings, records: Mapping[Setting, TrialRe
     )
 
 
-def conditions(spec: Spec) -> dict[str, Any]:
-    """What a hyperparameter was tuned under, besides the width: where a target has it otherwise, width transfer says nothing."""
-    model, optimizer, stage = spec.model, spec.optimizer, spec.stages[0]
-    return {
-        "model.layers": model.layers,
-        "model.head_width": model.head_width,
-        "heads per key and value head": model.heads // model.kv_heads,
-        "model.ffn": model.ffn,
-        "model.block": model.block,
-        "model.qk_norm": model.qk_norm,
-        "model.tied_embeddings": model.tied_embeddings,
-        "model.init": getattr(model, "init", "depth-scaled"),
-        "tokenizer.vocabulary": model.vocabulary,
-        "sequence of the first stage": stage.sequence_length,
-        "largest batch of the first stage, tokens": max(p.batch_sequences for p in stage.phases) * stage.sequence_length,
-        "trained tokens": sum(s.sequences * s.sequence_length for s in spec.stages),
-        "shapes of the rate": [[s.rate.shape, s.rate.start, s.rate.end] for s in spec.stages],
-        "sources": [source.name for source in spec.sources],
-        **{f"optimizer.{name}": getattr(optimizer, name) for name in ("kind", "beta1", "beta2", "epsilon", "weight_decay")},
-        "optimizer.clip_norm": optimizer.clip_norm,
-        "stability.z_loss": spec.stability.z_loss,
-    }
-
-
 def read_sweep(root: Path, allowed: float = FACTOR) -> tuple[Sweep, Outcome]:
     """A finished sweep, judged anew from its records at the factor ``allowed``.
 
@@ -246,8 +236,12 @@ def read_sweep(root: Path, allowed: float = FACTOR) -> tuple[Sweep, Outcome]:
             "name the directory that headway mup sweep wrote, or run that command to its end",
         )
     sweep = from_plain(Sweep, read_json(path, "sweep"), str(path))
-    if sweep.kind != "mup_sweep" or sweep.schema_version != 1:
-        raise RunError(f"{path} is a {sweep.kind} of schema {sweep.schema_version}", "a sweep has kind mup_sweep and schema 1")
+    if sweep.kind != "mup_sweep" or sweep.schema_version != SCHEMA_VERSION:
+        raise RunError(
+            f"{path} is a {sweep.kind} of schema {sweep.schema_version}",
+            f"a sweep has kind mup_sweep and schema {SCHEMA_VERSION}",
+            "run headway mup sweep again with the same options: it keeps the trials and writes the file anew",
+        )
     records = read_records(root, sweep.trials)
     if records_digest(records) != sweep.records_digest or not records.keys() >= set(rate_settings(sweep.settings)):
         raise RunError(

@@ -10,15 +10,15 @@ own, under which the rate was tuned. Width is the only difference that the sweep
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from headway.base.errors import ConfigError
+from headway.experiment.conditions import conditions, differences
 from headway.experiment.grid import WARMUP_PATH
 from headway.experiment.optimum import Optimum
 from headway.experiment.outcome import Finding, Outcome
-from headway.experiment.sweep import Sweep, conditions, sweep_digest
+from headway.experiment.sweep import Sweep, sweep_digest
 from headway.experiment.transfer import TRANSFERS
 from headway.recipe.load import LoadedRecipe, load_recipe
 from headway.recipe.resolve import resolve
@@ -86,6 +86,7 @@ def transfer(sweep: Sweep, outcome: Outcome, asked: Asked) -> Transfer:
     if asked.despite is not None and not asked.despite.strip():
         raise ConfigError("an empty reason", "what is done despite a verdict is recorded with its reason", "", "--despite")
     target = load_recipe(asked.target, asked.overrides)
+    _refuse_another_base(sweep, target)
     verdict, reason = outcome.rate.verdict
     values = _values(sweep, outcome)
     allowed = verdict == TRANSFERS or asked.despite is not None
@@ -157,18 +158,19 @@ def _overrides(sweep: Sweep, values: tuple[Value, ...]) -> tuple[str, ...]:
     return tuple(f"{key}={value!r}" for key, value in set_.items())
 
 
+def _refuse_another_base(sweep: Sweep, target: LoadedRecipe) -> None:
+    """A depth that only the target counts from would stand beside the sweep's width: numbers of two bases in one recipe."""
+    own = target.recipe.model.mup.base_layers if target.recipe.model.mup else None
+    depth = sweep.conditions["model"]["layers"]
+    if own is not None and "base_layers" not in sweep.mup and own != depth:
+        raise ConfigError(
+            f"the target has model.mup.base_layers = {own}, the sweep's recipe has {depth} layers and no base_layers",
+            "rates and init scale hold at one base, in width and in depth",
+            f"remove base_layers from the target, write {depth}, or sweep a recipe that has it",
+            target.locate(("model", "mup", "base_layers")),
+        )
+
+
 def not_covered(sweep: Sweep, target: LoadedRecipe) -> tuple[str, ...]:
     """What the target has otherwise than the proxy, besides the width and what is set."""
-    found = conditions(resolve(target, None))
-    proxy: Mapping[str, Any] = sweep.conditions
-    return tuple(
-        f"{name}: {_shown(proxy[name])} in the sweep, {_shown(found.get(name))} in the target"
-        for name in proxy
-        if proxy[name] != found.get(name)
-    )
-
-
-def _shown(value: Any) -> str:
-    if isinstance(value, list):
-        return "[" + ", ".join(_shown(item) for item in value) + "]"
-    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
+    return tuple(differences(sweep.conditions, conditions(resolve(target, None))))

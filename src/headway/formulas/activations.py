@@ -34,7 +34,7 @@ from headway.recipe.spec import ModelSpec
 BLOCK_QUERIES = 128
 """Queries of one attention product."""
 KEY_STEP = 32
-"""Its keys begin at a multiple of this many."""
+"""Its keys begin at a multiple of this many: products on odd offsets are slower."""
 BLOCK_SCORES = 1 << 20
 """Scores computed at once, over rows and heads."""
 KEPT_SCORES = 1 << 25
@@ -176,8 +176,14 @@ def _exit_bytes(model: ModelSpec, compute: str) -> int:
 
 
 def _further_bytes(model: ModelSpec, compute: str) -> int:
-    """A head for one more token: ids; hidden state and embedding, then both normed; a block like the last; its way out."""
-    block = layer_bytes_per_token(model, compute, routed=model.has_experts(model.layers - 1))
+    """A head for one more token: ids; hidden state and embedding, then both normed; a block like the last; its way out.
+
+    Its router counts only tokens that go on, and keeps their scores beside those of all tokens.
+    """
+    routed = model.has_experts(model.layers - 1)
+    block = layer_bytes_per_token(model, compute, routed=routed)
+    if model.experts is not None and routed:
+        block += 4 * model.experts.experts
     return 8 + 4 * element_bytes(compute) * model.width + 2 * _norm_bytes(model) + block + _exit_bytes(model, compute)
 
 

@@ -39,7 +39,7 @@ def state_bytes(parameters: int) -> int:
 
 def copied_parameters(model: ModelSpec) -> int:
     """Matrices that products read as bfloat16 copies: of blocks and heads for further tokens, and the head (tied: the embedding
-    as one). Copies of gains and biases, a thousandth of these, are left out."""
+    as one). Gains and biases have copies too, which are left out: they are few."""
     head = model.vocabulary * model.width
     return head + sum(shape.count for shape in parameter_shapes(model) if shape.role in (Role.MATRIX, Role.RESIDUAL))
 

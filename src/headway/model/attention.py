@@ -29,13 +29,8 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-from headway.formulas.activations import BLOCK_QUERIES, KEPT_SCORES
+from headway.formulas.activations import BLOCK_QUERIES, BLOCK_SCORES, KEPT_SCORES, KEY_STEP
 from headway.model.context import Visible
-
-BLOCK_SCORES = 1 << 20
-"""Scores computed at once (2 MiB in bfloat16)."""
-KEY_STEP = 32
-"""Blocks begin at multiples of this many keys: products on odd offsets are slower."""
 
 
 def attend(q_BTHE: Tensor, k_BTKE: Tensor, v_BTKV: Tensor, visible: Visible, softcap: float | None = None) -> Tensor:

@@ -61,6 +61,7 @@ class Context:
     document_BT: Tensor  # int64
     tally: Tally | None = None  # of routers, in training
     dropout: DropoutKey | None = None
+    scored_BT: Tensor | None = None  # bool: tokens that a loss depends on, so that routers may count them; None: all
 
     def tally_of(self, layer: str) -> LayerTally | None:
         return None if self.tally is None else self.tally.of(layer)
@@ -115,6 +116,13 @@ def _windowed(full: Visible, window: int) -> Visible:
         return full
     oldest_T = torch.arange(length, device=full.start_BT.device) - (window - 1)
     return Visible(start_BT=full.start_BT.maximum(oldest_T), packed=full.packed, mask_BTT=full.mask_BTT, window=window)
+
+
+def goes_on(document_BT: Tensor, depth: int) -> Tensor:
+    """Whether the token ``depth`` further stands in the same row and document, B T."""
+    keep_BT = document_BT.roll(-depth, 1) == document_BT
+    keep_BT[:, -depth:] = False
+    return keep_BT
 
 
 def document_starts(document_BT: Tensor) -> Tensor:

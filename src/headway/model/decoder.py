@@ -10,7 +10,7 @@ Shapes: B batch, T time, D width, V vocabulary. Names of modules are the names o
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import cast
 
 import torch
@@ -18,10 +18,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from headway.model.block import Block
-from headway.model.context import Context
+from headway.model.context import Context, goes_on
 from headway.model.dropout import drop
+from headway.model.loss import OutputRule
 from headway.model.weight import Norm, Weight, project
-from headway.recipe.mup import multipliers
 from headway.recipe.spec import ModelSpec
 
 
@@ -52,13 +52,14 @@ class Further(Block):
 class Decoder(nn.Module):
     """Build it under ``torch.device("meta")`` for shapes alone; ``to_empty`` and ``initialise`` for values.
 
-    Blocks compute in the dtype of their weights. The embedding may be wider than that (``precision.ComputeModel``): its
-    gradient is a sum over every occurrence of a token and stays in the embedding's own dtype.
+    Products run in the dtype of their weights, what passes between them in ``stream_dtype``. The embedding may be wider than
+    that (``precision.ComputeModel``): its gradient is a sum over every occurrence of a token and stays in its own dtype.
     """
 
     def __init__(self, spec: ModelSpec):
         super().__init__()
         self.spec = spec
+        self.stream_dtype: torch.dtype | None = None  # None: that of the embedding
         self.embed = Weight(spec.vocabulary, spec.width)
         self.positions = Weight(spec.positions, spec.width) if spec.position == "learned" else None
         self.embed_norm = Norm(spec, spec.width) if spec.embedding_norm else None
@@ -81,15 +82,15 @@ class Decoder(nn.Module):
         token to go on from; what stands there is to be masked (``objective``)."""
         hidden = [self(tokens_BT, context)]
         for depth, head in enumerate(cast("Iterable[Further]", self.mtp), start=1):
+            context = replace(context, scored_BT=goes_on(context.document_BT, depth))
             hidden.append(head.further(hidden[-1], self._embed(tokens_BT.roll(-depth, 1)), context))
         return Hidden(hidden[0], tuple(hidden[1:]))
 
     def logits(self, hidden_ND: Tensor) -> Tensor:
-        """N V, in the dtype of the head."""
+        """N V, in float32 or wider, as in the loss."""
         weight_VD = self.head_weight
-        logits_NV = F.linear(hidden_ND.to(weight_VD.dtype), weight_VD) * multipliers(self.spec).logits
-        cap = self.spec.logit_softcap
-        return logits_NV if cap is None else cap * torch.tanh(logits_NV / cap)
+        product_NV = F.linear(hidden_ND.to(weight_VD.dtype), weight_VD)
+        return OutputRule.of(self.spec).logits(product_NV.to(torch.promote_types(product_NV.dtype, torch.float32)))
 
     def _stream(self, tokens_BT: Tensor, context: Context) -> Tensor:
         """The residual stream after the last block."""
@@ -104,4 +105,4 @@ class Decoder(nn.Module):
         return x_BTD
 
     def _embed(self, tokens_BT: Tensor) -> Tensor:
-        return F.embedding(tokens_BT, self.embed.weight).to(self.norm.weight.dtype)
+        return F.embedding(tokens_BT, self.embed.weight).to(self.stream_dtype or self.embed.weight.dtype)

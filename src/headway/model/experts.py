@@ -401,16 +401,14 @@ def balance_biases(model: nn.Module) -> dict[str, Tensor]:
 
 
 @torch.no_grad()
-def update_bias(biases: dict[str, Tensor], loads: Loads, rate: float) -> dict[str, LayerLoad]:
+def update_bias(biases: dict[str, Tensor], loads: Loads, rate: float) -> None:
     """Once per step: raise the bias of experts below the mean load by ``rate``, lower those above (arXiv 2408.15664), in place.
 
-    Then the loads start again. Without biases: the statistics only.
+    Then the loads start again.
     """
-    statistics = loads.statistics()
     for layer, bias_X in biases.items():
         assert layer in loads.counts, f"no loads of {layer}"
         counts_X = loads.counts[layer]
         direction_X = (counts_X.sum() - len(counts_X) * counts_X).sign()  # in integers: equal loads are equal
         bias_X.add_(direction_X.to(bias_X.dtype), alpha=rate)
     loads.clear()
-    return statistics

@@ -27,7 +27,7 @@ from headway.recipe.roles import parameter_shapes
 from headway.recipe.spec import ModelSpec
 
 LONG_RUN_ELEMENTS = 512
-TILE_ELEMENTS = 1 << 22
+TILE_ELEMENTS = 1 << 20
 WORDS_PER_BLOCK = 8
 
 

@@ -39,8 +39,12 @@ class OutputRule:
     def of(model: ModelSpec) -> OutputRule:
         return OutputRule(multipliers(model).logits, model.logit_softcap)
 
+    def logits(self, product_CV: Tensor) -> Tensor:
+        logits_CV = product_CV if self.scale == 1.0 else product_CV * self.scale
+        return logits_CV if self.softcap is None else torch.tanh(logits_CV / self.softcap) * self.softcap
+
     def apply(self, product_CV: Tensor) -> Tensor:
-        """In place."""
+        """The same in place."""
         logits_CV = product_CV if self.scale == 1.0 else product_CV.mul_(self.scale)
         return logits_CV if self.softcap is None else logits_CV.div_(self.softcap).tanh_().mul_(self.softcap)
 

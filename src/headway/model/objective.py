@@ -16,9 +16,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from headway.model.context import Context
+from headway.model.context import Context, goes_on
 from headway.model.experts import Tally
-from headway.model.loss import OutputRule, loss_sums
 from headway.model.precision import ComputeModel
 
 
@@ -39,14 +38,13 @@ def training_sums(model: ComputeModel, tokens_BT: Tensor, targets_BT: Tensor, co
     spec = model.spec
     tally = Tally(spec) if spec.experts is not None else None
     hidden = model.hidden(tokens_BT, replace(context, tally=tally))
-    rule = OutputRule.of(spec)
-    sums = loss_sums(hidden.next_BTD, model.head_weight, targets_BT, None, z_weight, rule)
+    sums = model.loss(hidden.next_BTD, targets_BT, None, z_weight)
     objective, zero = sums.objective_sum, torch.zeros((), dtype=torch.float64, device=sums.nll_sum.device)
     further, routing = zero, zero
     for depth, further_BTD in enumerate(hidden.further_BTD, start=1):
         keep_BT = goes_on(context.document_BT, depth)
         later_BT = targets_BT.roll(-depth, 1)
-        head = loss_sums(further_BTD, model.head_weight, later_BT, keep_BT, z_weight, rule)
+        head = model.loss(further_BTD, later_BT, keep_BT, z_weight)
         further = further + head.objective_sum * (spec.mtp_weight / spec.mtp_layers)
     if tally is not None:
         routing = tally.objective_sum()
@@ -58,10 +56,3 @@ def training_sums(model: ComputeModel, tokens_BT: Tensor, targets_BT: Tensor, co
         objective_sum=objective + further + routing,
         tally=tally,
     )
-
-
-def goes_on(document_BT: Tensor, depth: int) -> Tensor:
-    """Whether the token ``depth`` further stands in the same row and document, B T."""
-    keep_BT = document_BT.roll(-depth, 1) == document_BT
-    keep_BT[:, -depth:] = False
-    return keep_BT

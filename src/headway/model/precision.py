@@ -22,6 +22,7 @@ from headway.base.errors import ConfigError
 from headway.model.context import Context
 from headway.model.decoder import Decoder, Hidden
 from headway.model.float8 import make_product
+from headway.model.loss import LossSums, OutputRule, loss_sums
 from headway.model.weight import Weight
 from headway.recipe.spec import PrecisionSpec
 from headway.recipe.trainable import parameter_precisions
@@ -62,7 +63,12 @@ class ComputeModel:
         return self._model.hidden(tokens_BT, context)
 
     def logits(self, hidden_ND: Tensor) -> Tensor:
+        """N V, float32."""
         return self._model.logits(hidden_ND)
+
+    def loss(self, hidden_BTD: Tensor, targets_BT: Tensor, mask_BT: Tensor | None, z_weight: float) -> LossSums:
+        """Sums of the loss over targets, without logits of all tokens at once."""
+        return loss_sums(hidden_BTD, self.head_weight, targets_BT, mask_BT, z_weight, OutputRule.of(self.spec))
 
     @torch.no_grad()
     def refresh(self) -> None:
@@ -79,6 +85,7 @@ class ComputeModel:
         for name, master in self.decoder.named_parameters():
             _place(model, name, self._in(self.dtypes[name], master))
         self._mark_float8(model)
+        model.stream_dtype = self.dtype
         return model
 
     def _mark_float8(self, model: Decoder) -> None:

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 
 from headway.base.errors import ConfigError
 from headway.formulas.chips import Chip
+from headway.formulas.parameters import count_parameters
+from headway.plan.memory.state import one_moment_parameters
 from headway.plan.work import Cluster, Implementation, Layout, Loss, Pipeline, Recompute, Work
 from headway.recipe.spec import Spec, StageSpec
 
@@ -96,6 +98,7 @@ def work_of(spec: Spec, stage: StageSpec, deployment: Deployment, batch: int | N
         batch=batch or largest_batch(stage),
         precision=spec.precision.compute,
         implementation=_implementation(deployment),
+        one_moment=one_moment_parameters(spec.model, spec.optimizer) / count_parameters(spec.model).stored,
         **deployment.state.model_dump(),
     )
 

@@ -13,6 +13,7 @@ from headway.formulas.flops import Convention
 from headway.formulas.parameters import count_parameters, parameter_quantities
 from headway.formulas.quantity import Input, Quantity, estimate, unknown
 from headway.plan.cluster import cluster_of, steps_between_checkpoints
+from headway.plan.memory.state import checkpoint_quantity
 from headway.plan.ranges import rising
 from headway.plan.rates import (
     Pace,
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
     from headway.plan.calibrated import Calibrated
     from headway.recipe.deployment import Deployment
 
+CHECKPOINT_BYTES = 12
+"""Per parameter, where a deployment states nothing: fp32 weights and two moments."""
 ASSUMED_WRITE_SPEED = 500e6
 """Bytes per second and machine, where nobody measured: a local disk with fsync. A cluster's storage grows with its machines:
 Llama 3 had 2 TB/s sustained for 2,048 of them, twice this (arXiv 2407.21783)."""
@@ -259,11 +262,12 @@ class PlanFacts:
 
     @cached_property
     def checkpoint_size(self) -> Quantity:
+        """As this engine writes it, unless the deployment states other bytes than those of its weights and two moments."""
         each = self.deployment.checkpoints.bytes_per_parameter
-        stored = self.parameters["stored"]
-        inputs: dict[str, Input] = {"N": stored, "each": each}
-        source = "fp32: weights, m, v" if each == 12 else "deployment: checkpoints.bytes_per_parameter"
-        value = each * count_parameters(self.spec.model).stored
+        if each == CHECKPOINT_BYTES:
+            return checkpoint_quantity(self.spec.model, self.spec.optimizer)
+        inputs: dict[str, Input] = {"N": self.parameters["stored"], "each": each}
+        value, source = each * count_parameters(self.spec.model).stored, "deployment: checkpoints.bytes_per_parameter"
         return Quantity("checkpoint_bytes", value, "bytes", f"{each} N", inputs, source)
 
     @cached_property

@@ -27,6 +27,8 @@ EXPERT_IMBALANCE = 1.2
 """Tokens of the fullest expert rank over the mean, with a balancing loss or bias: assumed."""
 EXPERT_IMBALANCE_RANGE: Spread = (1.0, 2.0)
 """From perfect balance to twice the mean."""
+MOMENT_BYTES = 8
+"""Both moments of Adam in fp32; what a Work's optimizer bytes exceed it by is the fp32 master copy."""
 SIZES = ("tp", "cp", "pp", "virtual", "dp_replicate", "dp_shard", "ep")
 """Of a layout, in the order in which people write them."""
 _axes = attrgetter(*AXES)
@@ -76,11 +78,21 @@ class Work:
     implementation: Implementation = Implementation()
     weight_bytes: int = 2  # what products read, per parameter
     gradient_bytes: int = 4
-    optimizer_bytes: int = 12  # fp32 master copy and two moments
+    optimizer_bytes: int = 12  # fp32 master copy and two moments, of a parameter that has both
+    one_moment: float = 0.0  # share of the parameters with one of them only: Muon's matrices
 
     @property
     def tokens(self) -> int:
         return self.batch * self.sequence
+
+    @property
+    def moment_bytes(self) -> float:
+        """Per parameter, on average: taken to be the same in every stage and shard."""
+        return min(MOMENT_BYTES, self.optimizer_bytes) * (1 - self.one_moment / 2)
+
+    @property
+    def master_bytes(self) -> int:
+        return self.optimizer_bytes - min(MOMENT_BYTES, self.optimizer_bytes)
 
     @property
     def context(self) -> float:

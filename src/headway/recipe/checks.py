@@ -3,7 +3,8 @@
     one section        names that repeat, vocabulary and dtype; the model's own rules are in ``model_checks.py``
     one stage          batch or ramp, warm-up inside the stage, a rate curve that can be computed
     stages and data    mixtures name sources that exist, and take no more of them than there is
-    model and stages   windows and learned positions against the sequences
+    model and stages   windows and positions against the sequences and the texts that are decoded
+    any section        keys that change nothing, in ``idle_keys.py``
 
 They run on whatever sections could be read, so that a typing error in one does not hide a contradiction in another.
 """
@@ -20,8 +21,9 @@ from headway.base.units import format_count
 from headway.recipe.findings import Finding as Finding
 from headway.recipe.findings import divisors as divisors
 from headway.recipe.findings import found
+from headway.recipe.idle_keys import check_idle
 from headway.recipe.lines import KeyPath
-from headway.recipe.model_checks import check_context, check_model, check_nominal
+from headway.recipe.model_checks import check_context, check_model, check_nominal, check_samples
 from headway.recipe.schedules import Steps, StepTokens, whole_batches
 
 if TYPE_CHECKING:
@@ -53,15 +55,7 @@ def check_optimizer(optimizer: Optimizer) -> Iterator[Finding]:
                 "lower beta1 or raise beta2",
             ),
         )
-    if optimizer.matrix_rate is not None and optimizer.kind != "muon":
-        yield (
-            ("optimizer", "matrix_rate"),
-            Problem(
-                f"matrix_rate = {optimizer.matrix_rate:g} beside kind = {optimizer.kind!r}",
-                "it is the rate of the matrices that Muon takes",
-                'remove it, or choose kind = "muon"',
-            ),
-        )
+    yield from check_idle(("optimizer",), optimizer)
     if 0 < optimizer.clip_norm < SMALLEST_CLIP_NORM:
         yield (
             ("optimizer", "clip_norm"),
@@ -298,6 +292,8 @@ def run_checks(part: Callable[[str], Any], stages: dict[int, Any], source_names:
         findings += check_mixture(index, stage, source_names)
     if part("model") is not None:
         findings += check_context(part("model"), stages)
+    if part("model") is not None and part("evaluation") is not None:
+        findings += check_samples(part("model"), part("evaluation"))
     if data is not None:
         findings += check_inventory(data, stages)
     findings += _repeated(("stages",), {index: stage.name for index, stage in stages.items()}, "stages")

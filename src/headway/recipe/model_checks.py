@@ -2,8 +2,9 @@
 
 heads       divide; even widths where RoPE turns pairs
 latent      has keys for every head, widths of its own, no biases
-experts     at least top-k of them, and a layer that has them
-positions   a table where positions are learned, long enough for every stage
+experts     at least top-k of them, a layer that has them, a router that learns
+positions   a table where positions are learned, long enough for every stage and for texts that are decoded
+yarn        of the model and of every stage: beside RoPE, slow before fast
 nominal     the size that a model is called by is about its size
 window      no longer than the sequences; nothing about windows without one
 """
@@ -16,12 +17,14 @@ from typing import TYPE_CHECKING
 
 from headway.base.units import format_count
 from headway.recipe.findings import Finding, divisors, found
+from headway.recipe.idle_keys import check_idle
+from headway.recipe.lines import KeyPath
+from headway.recipe.resolved_model import resolve_model
 from headway.recipe.roles import block_shapes, input_shapes, output_shapes
 from headway.recipe.spec import ModelSpec
 
 if TYPE_CHECKING:
-    from headway.recipe.schema import Experts, Latent, Model, Stage
-
+    from headway.recipe.schema import Evaluation, Experts, Latent, Model, Stage, Yarn
 
 MOST_ROUNDED = 0.1
 """Names round: 8.03 B are called 8B, 405.9 B 400B."""
@@ -35,7 +38,11 @@ def check_model(model: Model) -> Iterator[Finding]:
     yield from _check_experts(model)
     yield from _check_options(model)
     yield from _check_positions(model)
+    yield from _check_yarn(("model", "yarn"), model.yarn, model.position)
     yield from _check_mup(model)
+    yield from check_idle(("model",), model)
+    if model.experts is not None:
+        yield from check_idle(("model", "experts"), model.experts)
 
 
 def _check_heads(model: Model) -> Iterator[Finding]:
@@ -113,6 +120,13 @@ def _check_experts(model: Model) -> Iterator[Finding]:
             "a token passes top_k different experts of a layer",
             f"top_k is at most {experts.experts}",
         )
+    if experts.top_k == 1 and experts.normalise and experts.experts > 1:
+        yield found(
+            ("model", "experts", "top_k"),
+            "top_k = 1 with normalise = true",
+            "one score divided by itself is 1, whatever the router says: it would never learn from the loss",
+            "write normalise = false, or top_k = 2 or more",
+        )
     yield from _check_groups(experts)
     if experts.dense_layers + experts.every > model.layers:
         first = experts.dense_layers + experts.every
@@ -164,14 +178,7 @@ def _check_options(model: Model) -> Iterator[Finding]:
             "positions are the rows of the table that learned positions have",
             "add positions = ..., the longest sequence" if learned else 'remove it, or choose position = "learned"',
         )
-    if model.window is None and model.full_attention_every:
-        yield found(
-            ("model", "full_attention_every"),
-            f"full_attention_every = {model.full_attention_every} without a window",
-            "without a window every layer sees all before a token",
-            "remove it, or give window = ...",
-        )
-    elif model.window is not None and model.full_attention_every == 1:
+    if model.window is not None and model.full_attention_every == 1:
         yield found(
             ("model", "full_attention_every"),
             f"window = {model.window:,} with full_attention_every = 1",
@@ -181,16 +188,7 @@ def _check_options(model: Model) -> Iterator[Finding]:
 
 
 def _check_positions(model: Model) -> Iterator[Finding]:
-    """What shapes RoPE, beside what has none."""
-    given = {"rotary_share": model.rotary_share != 1, "yarn": model.yarn is not None, "nope_every": model.nope_every != 0}
-    for key, is_given in given.items():
-        if is_given and model.position != "rope":
-            yield found(
-                ("model", key),
-                f"{key} beside position = {model.position!r}",
-                "it shapes RoPE, and this model has none",
-                f'remove {key}, or choose position = "rope"',
-            )
+    """What shapes RoPE."""
     if model.position == "rope" and model.nope_every == 1:
         yield found(
             ("model", "nope_every"),
@@ -198,19 +196,25 @@ def _check_positions(model: Model) -> Iterator[Finding]:
             "every n-th layer goes without, n from 2 on",
             'write position = "none" where none is to have them',
         )
-    if model.rotary_share != 1 and model.latent is not None:
-        yield found(
-            ("model", "rotary_share"),
-            f"rotary_share = {model.rotary_share:g} beside latent attention",
-            "latent attention says by rope_width what RoPE turns",
-            "remove rotary_share",
-        )
-    elif model.rotary_share != 1 and model.position == "rope":
+    if model.rotary_share != 1 and model.latent is None and model.position == "rope":
         yield from _check_rotary_share(model)
-    if model.yarn is not None and model.yarn.slow >= model.yarn.fast:
+
+
+def _check_yarn(at: KeyPath, yarn: Yarn | None, position: str) -> Iterator[Finding]:
+    """Of the model or of a stage, at the key path ``at``."""
+    if yarn is None:
+        return
+    if position != "rope":
         yield found(
-            ("model", "yarn", "slow"),
-            f"slow = {model.yarn.slow:g} and fast = {model.yarn.fast:g}",
+            at,
+            f"yarn beside position = {position!r}",
+            "it shapes RoPE, and this model has none",
+            'remove yarn, or choose position = "rope"',
+        )
+    if yarn.slow >= yarn.fast:
+        yield found(
+            (*at, "slow"),
+            f"slow = {yarn.slow:g} and fast = {yarn.fast:g}",
             "frequencies between slow and fast turns are mixed, so slow is less than fast",
             "lower slow, or leave both out",
         )
@@ -241,10 +245,11 @@ def _check_mup(model: Model) -> Iterator[Finding]:
 
 def check_nominal(model: Model, vocabulary: int) -> Iterator[Finding]:
     """The number that a model is called by stands for N in 6 N D: left behind by a change of shape, it counts another model."""
-    from headway.recipe.resolve import resolve_model
-
-    called, exact = model.nominal_parameters, passed_parameters(resolve_model(model, vocabulary))
-    if called is not None and abs(called / exact - 1) > MOST_ROUNDED:
+    called = model.nominal_parameters
+    if called is None:
+        return
+    exact = passed_parameters(resolve_model(model, vocabulary))
+    if abs(called / exact - 1) > MOST_ROUNDED:
         yield found(
             ("model", "nominal_parameters"),
             f"nominal_parameters = {called:,}, and a token passes {exact:,} parameters of this shape",
@@ -264,8 +269,16 @@ def passed_parameters(model: ModelSpec) -> int:
 
 
 def check_context(model: Model, stages: Mapping[int, Stage]) -> Iterator[Finding]:
-    """Windows and learned positions against the sequences of the stages."""
+    """Windows and positions against the stages and their sequences."""
     for index, stage in stages.items():
+        yield from _check_yarn(("stages", index, "yarn"), stage.yarn, model.position)
+        if stage.rope_base is not None and model.position != "rope":
+            yield found(
+                ("stages", index, "rope_base"),
+                f"rope_base = {stage.rope_base:g} beside position = {model.position!r}",
+                "it shapes RoPE, and this model has none",
+                'remove rope_base, or choose position = "rope"',
+            )
         if model.window is not None and model.window > stage.sequence:
             yield found(
                 ("stages", index, "sequence"),
@@ -280,3 +293,15 @@ def check_context(model: Model, stages: Mapping[int, Stage]) -> Iterator[Finding
                 "every token of a sequence has a row in the table of positions",
                 f"model.positions is at least {stage.sequence:,}",
             )
+
+
+def check_samples(model: Model, evaluation: Evaluation) -> Iterator[Finding]:
+    """Learned positions against the texts that are decoded: of a prompt one token is certain, the one at its head."""
+    decoded = evaluation.sample_tokens + 1
+    if evaluation.prompts and evaluation.sample_tokens and model.positions is not None and decoded > model.positions:
+        yield found(
+            ("evaluation", "sample_tokens"),
+            f"{evaluation.sample_tokens:,} tokens are decoded behind every prompt, and there are {model.positions:,} positions",
+            "every token of a text has a row in the table of positions",
+            f"sample_tokens is at most {model.positions - 1:,}, less the prompts' own tokens; 0: none",
+        )

@@ -16,15 +16,13 @@ from headway.recipe.checks import Finding, check_recipe, nearest_hint
 from headway.recipe.digests import recipe_digest
 from headway.recipe.lines import KeyPath
 from headway.recipe.load import LoadedRecipe
+from headway.recipe.resolved_model import default_ffn_width as default_ffn_width
+from headway.recipe.resolved_model import optional_float, resolve_yarn
+from headway.recipe.resolved_model import resolve_model as resolve_model
 from headway.recipe.schedules import Steps, StepTokens, whole_batches
 from headway.recipe.spec import (
-    GATED,
     QUANTA,
     EvaluationSpec,
-    ExpertsSpec,
-    LatentSpec,
-    ModelSpec,
-    MupSpec,
     OptimizerSpec,
     PrecisionSpec,
     RateSpec,
@@ -34,11 +32,10 @@ from headway.recipe.spec import (
     StabilitySpec,
     StageSpec,
     TokenizerSpec,
-    YarnSpec,
 )
 
 if TYPE_CHECKING:
-    from headway.recipe.schema import Model, Optimizer, Precision, Rate, Recipe, Stage, Yarn
+    from headway.recipe.schema import Optimizer, Precision, Rate, Recipe, Stage
 
 
 @dataclass(frozen=True)
@@ -103,7 +100,7 @@ def _build(recipe: Recipe, facts: DataFacts | None, parent: dict | None) -> Spec
         optimizer=resolve_optimizer(recipe.optimizer),
         stability=StabilitySpec(
             z_loss=float(recipe.stability.z_loss),
-            skip_above=_float(recipe.stability.skip_above),
+            skip_above=optional_float(recipe.stability.skip_above),
             most_skips=recipe.stability.most_skips,
         ),
         precision=resolve_precision(recipe.precision),
@@ -123,80 +120,6 @@ def _build(recipe: Recipe, facts: DataFacts | None, parent: dict | None) -> Spec
 # --- parts --------------------------------------------------------------------------------------------------------------
 
 
-def resolve_model(model: Model, vocabulary: int) -> ModelSpec:
-    """Under latent attention a head is as wide as its query, and every head has keys of its own (``ModelSpec``)."""
-    latent = LatentSpec(**model.latent.model_dump()) if model.latent else None
-    return ModelSpec(
-        layers=model.layers,
-        width=model.width,
-        heads=model.heads,
-        kv_heads=model.kv_heads or model.heads,
-        head_width=latent.key_width if latent else model.head_width or model.width // model.heads,
-        ffn_width=model.ffn_width or default_ffn_width(model.width, gated=model.ffn in GATED),
-        vocabulary=vocabulary,
-        rope_base=float(model.rope_base),
-        norm_epsilon=float(model.norm_epsilon),
-        qk_norm=model.qk_norm and latent is None,
-        tied_embeddings=model.tied_embeddings,
-        init_std=float(model.init_std),
-        ffn=model.ffn,
-        norm=model.norm,
-        block=model.block,
-        bias=model.bias,
-        position=model.position,
-        positions=model.positions or 0,
-        qk_norm_over=model.qk_norm_over,
-        embedding_norm=model.embedding_norm,
-        window=model.window,
-        full_attention_every=model.full_attention_every,
-        latent=latent,
-        experts=ExpertsSpec(**model.experts.model_dump()) if model.experts else None,
-        mtp_layers=model.mtp_layers,
-        nominal_parameters=model.nominal_parameters,
-        mtp_weight=float(model.mtp_weight),
-        rotary_width=0 if model.rotary_share == 1 else rotary_width(model),
-        yarn=resolve_yarn(model.yarn),
-        nope_every=model.nope_every,
-        logit_softcap=_float(model.logit_softcap),
-        attention_softcap=_float(model.attention_softcap),
-        dropout=float(model.dropout),
-        init=model.init,
-        mup=_mup(model),
-    )
-
-
-def _float(value: float | None) -> float | None:
-    return None if value is None else float(value)
-
-
-def rotary_width(model: Model) -> int:
-    """Values of a head that RoPE turns; rounding to pairs is refused elsewhere (``model_checks``)."""
-    return round(float(model.rotary_share) * (model.head_width or model.width // model.heads))
-
-
-def resolve_yarn(yarn: Yarn | None) -> YarnSpec | None:
-    """A factor of 1 changes nothing: it is how a stage says that there is no YaRN any more."""
-    if yarn is None or yarn.factor == 1:
-        return None
-    return YarnSpec(factor=float(yarn.factor), original=yarn.original, fast=float(yarn.fast), slow=float(yarn.slow))
-
-
-def _mup(model: Model) -> MupSpec | None:
-    if model.mup is None:
-        return None
-    return MupSpec(
-        base_width=model.mup.base_width,
-        base_layers=model.mup.base_layers or model.layers,
-        depth_alpha=float(model.mup.depth_alpha),
-        attention_multiplier=float(model.mup.attention_multiplier),
-    )
-
-
-def default_ffn_width(width: int, *, gated: bool = True) -> int:
-    """8/3 of the width, so that three matrices cost what two of 4 x width would; a multiple of 64 for the kernels."""
-    return max(64, round(8 * width / 3 / 64) * 64) if gated else 4 * width
-
-
 def resolve_precision(precision: Precision) -> PrecisionSpec:
     return PrecisionSpec(compute=precision.compute, modules=dict(precision.modules))
 
@@ -210,7 +133,7 @@ def resolve_optimizer(optimizer: Optimizer) -> OptimizerSpec:
         epsilon=float(optimizer.epsilon),
         weight_decay=float(optimizer.weight_decay),
         clip_norm=float(optimizer.clip_norm) or None,
-        matrix_rate=_float(optimizer.matrix_rate),
+        matrix_rate=optional_float(optimizer.matrix_rate),
         momentum=float(optimizer.momentum),
         muon_scale=optimizer.muon_scale,
     )

@@ -35,6 +35,10 @@ class Role(StrEnum):
     BALANCE = "balance"
 
 
+AROUND_BLOCK = ("hidden_norm", "embed_norm", "project", "norm")
+"""Of a head for further tokens: what stands before and behind its block."""
+
+
 @dataclass(frozen=True)
 class ParameterShape:
     """One logical parameter: name as in checkpoints (without "param/"), full shape, role."""
@@ -49,8 +53,9 @@ class ParameterShape:
 
     @property
     def in_block(self) -> bool:
-        """Of a layer, or of a head for further tokens; else of the way in or out."""
-        return self.name.startswith(("layers.", "mtp."))
+        """Of what a block computes, in a layer or in a head for further tokens; else of a way in or out."""
+        kind, _, rest = self.name.partition(".")
+        return kind == "layers" or (kind == "mtp" and rest.split(".")[1] not in AROUND_BLOCK)
 
 
 def decays(role: Role) -> bool:

@@ -139,6 +139,8 @@ def rate_factor(rate: RateSpec, tokens_done: float, tokens_total: float) -> floa
     """Share of the peak rate after ``tokens_done`` of the stage's ``tokens_total`` tokens."""
     if tokens_done < rate.warmup_tokens:
         return rate.start * tokens_done / rate.warmup_tokens
+    if rate.tail_tokens and tokens_done >= tokens_total - rate.tail_tokens:
+        return rate.end
     rest = tokens_total - rate.warmup_tokens - rate.tail_tokens
     x = 0.0 if rest <= 0 else min(1.0, (tokens_done - rate.warmup_tokens) / rest)
     return shape_value(rate.shape, x, rate.start, rate.end)

@@ -163,7 +163,12 @@ class Mup(Section):
         ge=0.5,
         le=1,
     )
-    attention_multiplier: Positive = said("attention scores are q k' times this, divided by head width; at most 1e4", 1.0, le=1e4)
+    attention_multiplier: Positive = said(
+        "attention scores are q k' times this, divided by head width; at most 1e4. The square root of the base's head width "
+        "leaves them as they are without mup",
+        1.0,
+        le=1e4,
+    )
 
 
 class Model(Section):
@@ -190,9 +195,7 @@ class Model(Section):
         "norm on queries and keys: keeps attention logits bounded. With latent its ranks have norms of their own instead", True
     )
     tied_embeddings: bool = said("one matrix for embedding and head", False)
-    init_std: Positive = said(
-        "standard deviation of initial matrices, 1e-12 to 10; residual outputs get it / sqrt(2 layers)", 0.02, ge=1e-12, le=10
-    )
+    init_std: Positive = said("standard deviation of initial matrices, 1e-12 to 10, by ``init``", 0.02, ge=1e-12, le=10)
     ffn: Literal["swiglu", "geglu", "gelu", "relu2"] = said(
         "feed-forward: swiglu and geglu have three matrices (gate, up, down), gelu and relu2 two", "swiglu"
     )
@@ -205,7 +208,7 @@ class Model(Section):
     bias: Literal["none", "norm", "qkv", "all"] = said(
         "biases: of layernorms (norm), of queries, keys and values (qkv), of all projections and layernorms (all)", "none"
     )
-    position: Literal["rope", "learned", "none"] = said("positions: RoPE, a learned table, none (also for ALiBi)", "rope")
+    position: Literal["rope", "learned", "none"] = said("positions: RoPE, a learned table, none at all", "rope")
     positions: Whole | None = said("rows of the learned table, tokens; None: there is no table", None, le=2**30)
     qk_norm_over: Literal["head", "all"] = said("one gain per element of a head, or of all heads", "head")
     embedding_norm: bool = said("a norm after the embedding", False)
@@ -362,7 +365,10 @@ class Stability(Section):
 class Precision(Section):
     """Arithmetic of forward and backward; master weights and moments are float32."""
 
-    compute: Literal["bfloat16", "float32", "float8"] = said("type of matrix products", "bfloat16")
+    compute: Literal["bfloat16", "float32", "float8"] = said(
+        "type of matrix products; float8: projections of blocks in 8 bits, the rest in bfloat16; needs the float8 extra",
+        "bfloat16",
+    )
     modules: dict[str, Literal["bfloat16", "float32", "float8"]] = said(
         'modules computed in another type, by name or a part of it such as "layers.0", "router", "head"', {}
     )
@@ -373,7 +379,7 @@ class Evaluation(Section):
 
     every: Tokens = said("trained tokens between two held-out evaluations")
     tokens_per_source: Tokens = said("held-out tokens scored per source, at most", 20_000)
-    prompts: Listed[str] = said("texts decoded greedily before, at evaluations and after", ())
+    prompts: Listed[str] = said("texts decoded greedily before the first step and after the last", ())
     sample_tokens: WholeOrZero = said("tokens decoded per prompt, at most 65,536; 0: none", 32, le=65_536)
 
 

@@ -124,10 +124,10 @@ class ModelSpec:
     norm_epsilon: float
     qk_norm: bool
     tied_embeddings: bool
-    init_std: float  # of every matrix; residual outputs get init_std / sqrt(2 layers)
+    init_std: float  # of initial matrices, by ``init``
     ffn: str = "swiglu"  # swiglu, geglu: gate, up, down; gelu, relu2: up, down
     norm: str = "rmsnorm"  # rmsnorm, layernorm
-    block: str = "pre"  # pre, post: two norms; sandwich: four; parallel: one, parallel-two-norms
+    block: str = "pre"  # pre, post, post-add: two norms; sandwich: four; parallel: one, parallel-two-norms
     bias: str = "none"  # none; norm: of layernorms; qkv: of these projections; all: of all projections and layernorms
     position: str = "rope"  # rope, learned, none
     positions: int = 0  # learned ones: how many
@@ -273,7 +273,10 @@ class StabilitySpec:
 
 @dataclass(frozen=True)
 class PrecisionSpec:
-    """``compute``: bfloat16 or float32. Master weights and moments are float32."""
+    """``compute``: bfloat16, float32, or float8 (bfloat16, with projections of blocks multiplied in 8 bits).
+
+    Master weights and moments are float32.
+    """
 
     compute: str
     modules: dict[str, str] = field(default_factory=dict)  # name of a module or a part of its name -> another precision

@@ -77,8 +77,8 @@ def without_torchao(key: str, cause: str, where: str = "") -> Problem:
 
 
 def _is_projection(shape: ParameterShape) -> bool:
-    """A matrix of a block that whole rows of tokens are multiplied with; experts have an axis more."""
-    return shape.in_block and shape.role in (Role.MATRIX, Role.RESIDUAL) and len(shape.shape) == 2
+    """A matrix inside that whole rows of tokens are multiplied with; experts have an axis more."""
+    return shape.role in (Role.MATRIX, Role.RESIDUAL) and len(shape.shape) == 2
 
 
 def _unknown(path: KeyPath, kind: str, where: str) -> Problem:

@@ -17,16 +17,15 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocat
 from headway.base.files import write_atomic
 from headway.base.units import format_count
 from headway.experiment.coordinates import ARMS, QUANTITIES, Check, Line
+from headway.experiment.grid import ARM_WORDS
 from headway.experiment.optimum import Optimum, Point, levels
-from headway.experiment.outcome import Finding, Outcome
+from headway.experiment.outcome import WORDS, Finding, Outcome
 from headway.report import plots
 
 PIXELS_PER_INCH = 110
 _SETTINGS: Any = {"font.family": "DejaVu Sans", "font.size": 9.0, "axes.linewidth": 0.8}
 ARM_STYLES: dict[str, tuple[str, Any, str]] = {"mup": ("blue", "-", "o"), "standard": ("orange", "--", "s")}
-ARM_WORDS = {"mup": "muP", "standard": "standard"}
 WIDTH_COLOURS = ("sky", "teal", "gold", "orange", "violet", "brick", "blue")
-WORDS = {"rate": "peak rate", "warmup_tokens": "warm-up, tokens", "init_std": "init scale"}
 QUANTITY_WORDS = {
     "activation_change": "change of activations",
     "gradient": "gradients",

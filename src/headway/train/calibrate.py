@@ -22,7 +22,6 @@ from headway.base.files import write_json
 from headway.checkpoint.digest import state_digest
 from headway.checkpoint.saver import Place, SavePolicy, Saver
 from headway.data.reader import WindowBatch
-from headway.model.loss import OutputRule, loss_sums
 from headway.recipe.schedules import Schedule
 from headway.recipe.spec import Spec
 from headway.rundir.layout import RunDirectory
@@ -90,12 +89,12 @@ def time_steps(trainee: Trainee, batch: StepBatch, seconds: float) -> list[float
 
 def evaluation_rate(trainee: Trainee, batch: StepBatch) -> float:
     micro = batch.micro_batches[0]
-    rope, rule = trainee.spec.stages[batch.place.stage].rope, OutputRule.of(trainee.spec.model)
+    rope = trainee.spec.stages[batch.place.stage].rope
 
     def forward() -> None:
         with torch.no_grad():
             hidden_BTD = trainee.compute.forward(torch.from_numpy(micro.tokens_BT), context_of(trainee.compute, micro, rope))
-            loss_sums(hidden_BTD, trainee.compute.head_weight, torch.from_numpy(micro.targets_BT), None, 0.0, rule)
+            trainee.compute.loss(hidden_BTD, torch.from_numpy(micro.targets_BT), None, 0.0)
 
     forward()
     return micro.tokens_BT.size / median_seconds(forward)

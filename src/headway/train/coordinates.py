@@ -4,9 +4,10 @@ One fixed batch of a few random tokens, float32, an eighth of the peak rate. For
 
     activation_change   RMS of its output after t updates, less its output before any
     update              RMS of what the last update alone changed in its output, at the same input
-    gradient            RMS of its weights' gradient, times what the table says that it shrinks by (n, inside blocks n l^a)
+    gradient            RMS of its weights' gradient, times what it shrinks by as epsilon does in the table (n, in blocks n l^a)
 
 In a parametrisation that transfers all of them are of order one whatever the width (Yang and Hu 2020, arXiv 2011.14522).
+Clipping, guard and dropout play no part.
 The module ``layers.3`` is what the whole block adds to the stream, ``logits`` the end. Two things would hide the theory at widths
 that a laptop can check, so they are left out: the part of the logits that the head's initial values make, which is noise that
 shrinks with the root of the width by design; and large batches, since what an update does to T tokens at once adds up along
@@ -32,14 +33,15 @@ from headway.model.block import Block
 from headway.model.context import Context, make_context
 from headway.model.decoder import Decoder
 from headway.model.objective import training_sums
-from headway.recipe.mup import ratios
+from headway.recipe.mup import rule
+from headway.recipe.roles import parameter_shapes
 from headway.recipe.spec import ModelSpec, PrecisionSpec, Spec
 from headway.train.setup import Trainee, build_trainee
 
 ROWS, LENGTH = 2, 16
 """Of the batch: fewer tokens than the narrowest width that is worth a check."""
 RATE_SHARE = 1 / 8
-"""Of the peak rate. A run's first updates stand in its warm-up; at the peak, so few tokens are known by heart within the check."""
+"""Of the peak rate: a run's first updates stand in its warm-up, and at the peak so few tokens are known by heart at once."""
 
 Captured = dict[str, tuple[tuple[Any, ...], Tensor]]
 """Module -> its inputs and what it gave."""
@@ -98,12 +100,12 @@ def gradients(trainee: Trainee, tokens_BT: Tensor, targets_BT: Tensor, context: 
     """One backward pass -> module -> RMS of its scaled gradient. Gradients stay for the update."""
     sums = training_sums(trainee.compute, tokens_BT, targets_BT, context, trainee.spec.stability.z_loss)
     (sums.objective_sum / targets_BT.numel()).backward()
-    (n, l), mup = ratios(trainee.spec.model), trainee.spec.model.mup
+    optimizer, named = trainee.spec.optimizer, dict(trainee.compute.decoder.named_parameters())
     found: dict[str, list[Tensor]] = {}
-    for name, parameter in trainee.compute.decoder.named_parameters():
-        if parameter.grad is not None:
-            shrinks = n * (l**mup.depth_alpha if mup and name.startswith(("layers.", "mtp.")) else 1.0)
-            found.setdefault(module_of(name), []).append(parameter.grad.flatten() * shrinks)
+    for shape in parameter_shapes(trainee.spec.model):
+        if (gradient := named[shape.name].grad) is not None:
+            shrinks = optimizer.epsilon / rule(shape, trainee.spec.model, optimizer).epsilon
+            found.setdefault(module_of(shape.name), []).append(gradient.flatten() * shrinks)
     return {module: rms(torch.cat(parts)) for module, parts in found.items()}
 
 

@@ -23,7 +23,7 @@ from headway.store.writer.outcomes import COMMITTED, FAILED
 from headway.train.environment import peak_bytes
 from headway.train.sample import prompt_ids
 from headway.train.setup import TrainRun, cursor
-from headway.train.step import StepResult, train_step
+from headway.train.step import StepResult, must_stop, train_step
 
 
 def train(run: TrainRun) -> str:
@@ -36,14 +36,20 @@ def train(run: TrainRun) -> str:
         run.step += 1
         record(run, result, waited_ns)
         hear(run, run.saver.poll())
-        run.skipped = 0 if result.applied else run.skipped + 1
-        if run.skipped >= run.spec.stability.most_skips or (run.skipped and run.step == run.schedule.total_steps):
-            raise_not_finite(run)
+        run.skipped = 0 if result.applied or ends_soundly(run, result) else run.skipped + 1
+        if must_stop(run.spec.stability, run.skipped) or (run.skipped and run.step == run.schedule.total_steps):
+            raise_left_out(run)
         finish_step(run)
         if run.cadence.is_due(run.step):
             save(run)
     conclude(run)
     return end(run)
+
+
+def ends_soundly(run: TrainRun, result: StepResult) -> bool:
+    """A last update that was left out for its size alone: the state is that of the step before, and a repeat would end alike."""
+    alone = run.skipped + 1 < run.spec.stability.most_skips
+    return run.step == run.schedule.total_steps and math.isfinite(result.grad_norm) and alone
 
 
 def finish_step(run: TrainRun) -> None:
@@ -202,7 +208,7 @@ def refuse_sick_state(run: TrainRun) -> None:
         )
 
 
-def raise_not_finite(run: TrainRun) -> None:
+def raise_left_out(run: TrainRun) -> None:
     stability = run.spec.stability
     bad = (
         "not finite"

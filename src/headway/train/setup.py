@@ -112,7 +112,7 @@ class TrainRun:
     committed_step: int = 0  # of the newest checkpoint that is known to be committed
     ordinal: int = 0  # of the newest save along the chain, counted from 1; one that failed gives its number back
     save_error: str = ""  # of the newest save that failed
-    skipped: int = 0  # updates left out in a row because the gradient was not finite; 0 in every checkpoint
+    skipped: int = 0  # updates left out in a row because the gradient was bad; 0 in every checkpoint
     owes: bool = False  # a stop came before an evaluation or a sample of this step was on record
     _prefetcher: Prefetcher[StepBatch] | None = field(default=None, repr=False)
 

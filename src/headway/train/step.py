@@ -16,10 +16,10 @@ from headway.data.reader import WindowBatch
 from headway.model.context import Context, make_context
 from headway.model.dropout import DropoutKey
 from headway.model.experts import LayerLoad, Loads, update_bias
-from headway.model.objective import training_sums
+from headway.model.objective import TrainingSums, training_sums
 from headway.model.precision import ComputeModel
 from headway.optim.clip import clip_by_norm
-from headway.recipe.spec import RopeSpec
+from headway.recipe.spec import RopeSpec, StabilitySpec
 from headway.train.feed import StepBatch
 from headway.train.setup import Trainee
 
@@ -36,15 +36,22 @@ class StepResult:
     extra: dict[str, Any] = field(default_factory=dict)  # of heads for further tokens and of routers, for the record
 
 
-@dataclass
 class _Sums:
-    """Over the micro-batches of one step."""
+    """Over the micro-batches of one step, on the device until ``read``."""
 
-    nll: float = 0.0
-    z: float = 0.0
-    further: float = 0.0
-    routing: float = 0.0
-    loads: Loads = field(default_factory=Loads)
+    def __init__(self) -> None:
+        self.losses: torch.Tensor | None = None  # float64: nll, z, further tokens, routing
+        self.loads = Loads()
+
+    def add(self, sums: TrainingSums) -> None:
+        losses = torch.stack([sums.nll_sum, sums.z_sum, sums.further_sum, sums.routing_sum])
+        self.losses = losses if self.losses is None else self.losses + losses
+        if sums.tally is not None:
+            self.loads.add(sums.tally)
+
+    def read(self) -> list[float]:
+        assert self.losses is not None, "a step has a micro-batch"
+        return self.losses.tolist()
 
 
 def context_of(compute: ComputeModel, batch: WindowBatch, rope: RopeSpec) -> Context:
@@ -64,7 +71,7 @@ def train_step(trainee: Trainee, batch: StepBatch, rate: float) -> StepResult:
     trainee.optimizer.set_rate(rate)
     trainee.optimizer.step(bad)  # a bad gradient never reaches weights or moments (L9)
     reading = clip.read(bad)
-    loads = sums.loads.statistics()
+    loads = sums.loads.statistics()  # before they start again
     if reading.applied:
         trainee.updates += 1
         if spec.model.experts is not None:
@@ -72,9 +79,15 @@ def train_step(trainee: Trainee, batch: StepBatch, rate: float) -> StepResult:
         trainee.compute.refresh()
     trainee.optimizer.zero_grad()
     failpoints.hit("step.updated", step)
-    n = batch.targets
-    extra = _extra(trainee, sums, loads, n)
-    return StepResult(sums.nll / n, sums.z / n, reading.norm, reading.clipped, reading.applied, extra)
+    nll, z, further, routing = (loss / batch.targets for loss in sums.read())
+    extra = {"further_loss": further} if spec.model.mtp_layers else {}
+    extra |= {"routing_loss": routing, **_loads(loads)} if loads else {}
+    return StepResult(nll, z, reading.norm, reading.clipped, reading.applied, extra)
+
+
+def must_stop(stability: StabilitySpec, skipped: int) -> bool:
+    """Whether so many updates left out in a row end a training."""
+    return skipped >= stability.most_skips
 
 
 def _backward(trainee: Trainee, batch: StepBatch) -> _Sums:
@@ -85,12 +98,7 @@ def _backward(trainee: Trainee, batch: StepBatch) -> _Sums:
         tokens_BT, targets_BT = torch.from_numpy(micro.tokens_BT), torch.from_numpy(micro.targets_BT)
         sums = training_sums(trainee.compute, tokens_BT, targets_BT, context, z_weight)
         (sums.objective_sum / batch.targets).backward()
-        total.nll += float(sums.nll_sum)
-        total.z += float(sums.z_sum)
-        total.further += float(sums.further_sum)
-        total.routing += float(sums.routing_sum)
-        if sums.tally is not None:
-            total.loads.add(sums.tally)
+        total.add(sums)
     return total
 
 
@@ -100,14 +108,8 @@ def dropout_of(trainee: Trainee, batch: StepBatch, rows: tuple[int, ...]) -> Dro
     return DropoutKey(trainee.spec.seed, batch.place.step, rows, share) if share else None
 
 
-def _extra(trainee: Trainee, sums: _Sums, loads: dict[str, LayerLoad], targets: int) -> dict[str, Any]:
-    """Loads are those of the least balanced layer."""
-    found: dict[str, Any] = {}
-    if trainee.spec.model.mtp_layers:
-        found["further_loss"] = sums.further / targets
-    if loads:
-        found["routing_loss"] = sums.routing / targets
-        worst = max(loads.values(), key=lambda load: load.largest)
-        found["largest_load"], found["idle_experts"] = worst.largest, max(load.idle for load in loads.values())
-        found["dropped_at_1_25"] = worst.dropped_at_1_25
-    return found
+def _loads(loads: dict[str, LayerLoad]) -> dict[str, float]:
+    """Of the least balanced layer."""
+    worst = max(loads.values(), key=lambda load: load.largest)
+    idle = max(load.idle for load in loads.values())
+    return {"largest_load": worst.largest, "idle_experts": idle, "dropped_at_1_25": worst.dropped_at_1_25}

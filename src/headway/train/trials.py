@@ -27,7 +27,7 @@ from headway.recipe.spec import Spec
 from headway.train.environment import full_environment
 from headway.train.feed import Feed
 from headway.train.setup import Trainee, build_trainee, open_data
-from headway.train.step import train_step
+from headway.train.step import must_stop, train_step
 
 MICRO_BATCH_TOKENS = 4096
 DIVERGED = 3.0
@@ -91,11 +91,13 @@ def run_trial(job: Job) -> bool:
 
 
 def train_losses(trainee: Trainee, feed: Feed, schedule: Schedule) -> list[float]:
-    """Of every step, up to one that says that the trial has diverged."""
+    """Of every step, up to one that says that the trial has diverged, by the rule that ends a run or by its loss."""
     losses: list[float] = []
+    skipped = 0
     for step in range(schedule.total_steps):
         result = train_step(trainee, feed.fetch(step), schedule.rate(step))
-        if not (result.applied and math.isfinite(result.loss)) or (losses and result.loss > losses[0] + DIVERGED):
+        skipped = 0 if result.applied else skipped + 1
+        if must_stop(trainee.spec.stability, skipped) or (losses and not result.loss <= losses[0] + DIVERGED):
             break
         losses.append(result.loss)
     return losses

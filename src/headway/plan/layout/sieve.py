@@ -105,7 +105,7 @@ class Sieve:
 
 def least_bytes(work: Work, shape: Layout) -> float:
     """No option needs less: everything sharded that may be, micro-batch 1, full recomputation."""
-    optimizer = 0 if shape.offload else work.optimizer_bytes
+    optimizer = 0.0 if shape.offload else work.moment_bytes + work.master_bytes
     sharded, whole = work.weight_bytes + work.gradient_bytes + optimizer, 0
     if shape.pp > 1:  # weights lie whole through the step
         sharded, whole = sharded - work.weight_bytes, work.weight_bytes

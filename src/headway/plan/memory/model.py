@@ -22,9 +22,6 @@ from headway.plan.memory.stages import Stage, chunks_alive, distinct_stages, sta
 from headway.plan.work import EXPERT_IMBALANCE, EXPERT_IMBALANCE_RANGE, Cluster, Layout, Work
 
 GIB = 2**30
-MOMENT_BYTES = 8
-"""Both moments of Adam in fp32; what a Work's optimizer bytes exceed it by is the fp32 master copy."""
-
 ALLOCATOR_SHARE = 0.05
 """Of everything that comes and goes, held by the caching allocator without use. Assumed: fitted to published peaks of single
 model families it comes out anywhere from 0 to 0.14 (``bench/plan_memory.py``), and so does its range below."""
@@ -210,12 +207,11 @@ def state_bytes(work: Work, layout: Layout, held: Stage) -> dict[str, float]:
     """
     whole, sharded = held.plain + held.experts, sharded_parameters(layout, held)
     optimizer = 0.0 if layout.offload else (sharded if layout.zero >= 1 else whole)
-    moments = min(MOMENT_BYTES, work.optimizer_bytes)
     return {
         "weights": work.weight_bytes * (sharded if layout.zero >= 3 else whole),
         "gradients": work.gradient_bytes * (sharded if layout.zero >= (3 if layout.pp > 1 else 2) else whole),
-        "moments": moments * optimizer,
-        "master": (work.optimizer_bytes - moments) * optimizer,
+        "moments": work.moment_bytes * optimizer,
+        "master": work.master_bytes * optimizer,
     }
 
 

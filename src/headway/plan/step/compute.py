@@ -111,12 +111,13 @@ HOST_BYTES_PER_SECOND = 25e9
 
 
 def update_seconds(parameters: float, work: Work, layout: Layout, chip: Chip, constants: Constants = FITTED) -> float:
-    """AdamW over ``parameters`` of this rank: gradients read, master weights and moments read and written, weights written.
+    """The optimizer over ``parameters`` of this rank: gradients read, master weights and moments read and written, weights
+    written. Muon's own products, a fraction of a per cent of a step with large batches, are left out.
 
     With offload the host does it: gradients go there and weights come back over the host's link.
     """
     passed = work.gradient_bytes + work.weight_bytes
-    touched = passed + 2 * work.optimizer_bytes
+    touched = passed + 2 * (work.master_bytes + work.moment_bytes)
     if layout.offload:
         return parameters * (passed + touched) / HOST_BYTES_PER_SECOND
     return parameters * touched / (chip.memory_bandwidth * constants.memory)

@@ -105,7 +105,7 @@ Rule = Callable[[ModelSpec], Iterator[str]]
 class Family:
     """``computes``: options beside ``PLAIN``. ``fields``: of a model that is read. ``constants``: what stands in every file.
 
-    ``tied``: whether embeddings are tied where a file does not say so.
+    What a file leaves out stands in ``defaults.py``.
     """
 
     model_type: str
@@ -117,7 +117,6 @@ class Family:
     keys: dict[str, str] = field(default_factory=lambda: _KEYS)
     constants: Config = field(default_factory=dict)
     aspects: tuple[Aspect, ...] = ()
-    tied: bool = False
 
     def unmet(self, model: ModelSpec) -> dict[str, str]:
         """What of the model it does not compute, by option; empty: it computes the model."""
@@ -304,7 +303,6 @@ FAMILIES = [
         computes={"nope_every": (), "bias": ("none", "all"), "window": WINDOWS},
         constants=_SILU,
         aspects=(settings.rope(2_000_000.0), settings.NO_ROPE, settings.BIASES, settings.WINDOW_SWITCHED),
-        tied=True,
     ),
     Family(
         model_type="mixtral",
@@ -378,7 +376,6 @@ FAMILIES = [
             "add_cross_attention": False,
             **dict.fromkeys(("attn_pdrop", "embd_pdrop", "resid_pdrop"), 0.0),
         },
-        tied=True,
     ),
     Family(
         model_type="starcoder2",
@@ -389,7 +386,6 @@ FAMILIES = [
         keys=_KEYS | {"norm_epsilon": "norm_epsilon"},
         constants={"hidden_act": "gelu_pytorch_tanh", "use_bias": True},
         aspects=(settings.rope(), settings.WINDOW_IN_ALL),
-        tied=True,
     ),
     Family(
         model_type="gpt_neox",
@@ -427,8 +423,7 @@ FAMILIES = [
         fields={"norm": "layernorm", "block": "parallel"},
         keys=_LAYERNORM,
         constants=_SILU | _NO_BIAS | {"logit_scale": 1.0, "use_qk_norm": False},
-        aspects=(settings.rope(),),
-        tied=True,
+        aspects=(settings.rope(500_000.0),),
     ),
     Family(
         model_type="gemma2",
@@ -444,7 +439,6 @@ FAMILIES = [
             settings.QUERY_SCALE,
             settings.window_by_type(lambda layer: FULL if (layer + 1) % 2 == 0 else SLIDING),
         ),
-        tied=True,
     ),
 ]
 BY_TYPE = {family.model_type: family for family in FAMILIES}
