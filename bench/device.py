@@ -8,12 +8,12 @@
     headway bfloat16                   sdpa, causal                  per block
     headway bfloat16 documents         sdpa, document masks          per block
     headway bfloat16 documents flex    flex, document masks          per block
-    headway float8                     sdpa, causal                  per block     torchao, scales per tensor
+    headway float8                     sdpa, causal                  per block     the engine's: torchao, scales per row
     plain bfloat16, plain float8       sdpa, causal                  per block     plain_gpt.py, all logits at once
 
 Steps are timed with CUDA events. Each variant has at most ``--variant-seconds`` (compilation included) and the whole
 ``--budget-seconds``; what fails or finds no time left is recorded in words and ends nothing (in the dry run: flex attention,
-which has no backward on a CPU). The engine's step runs as it is but for a rotation that compilers can follow, and float8.
+which has no backward on a CPU). The engine's step runs as it is but for a rotation that compilers can follow.
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -40,7 +39,6 @@ from headway.formulas.flops import Convention, flops_per_token
 from headway.formulas.parameters import count_parameters
 from headway.model import grouped_attention as attention_module
 from headway.model import kernels as kernels_module
-from headway.model import weight as weight_module
 from headway.model.attention import attend_sdpa
 from headway.model.context import Visible
 from headway.model.decoder import Decoder
@@ -156,21 +154,6 @@ def float8_config(device: str) -> Any:
     return Float8LinearConfig(emulate=device == "cpu")
 
 
-def float8_functions(device: str) -> SimpleNamespace:
-    """What ``model/weight.py`` takes from ``torch.nn.functional``, its products in float8 with a scale per tensor."""
-    from torchao.float8.float8_linear import matmul_with_hp_or_float8_args
-    from torchao.float8.float8_training_tensor import LinearMMConfig, ScaledMMConfig
-
-    config = float8_config(device)
-    gemms = (config.gemm_config_output, config.gemm_config_grad_input, config.gemm_config_grad_weight)
-    products = LinearMMConfig(*(ScaledMMConfig(config.emulate, g.use_fast_accum, False, config.pad_inner_dim) for g in gemms))
-
-    def linear(x: Tensor, weight: Tensor, bias: None = None) -> Tensor:
-        return matmul_with_hp_or_float8_args.apply(x, weight.t(), products, config)
-
-    return SimpleNamespace(**{**vars(F), "linear": linear})
-
-
 @contextmanager
 def replaced(owner: Any, **values: Any) -> Iterator[None]:
     """Attributes of ``owner`` for the time of a variant."""
@@ -194,9 +177,7 @@ def headway_update(shape: Shape, variant: Variant, setting: Setting, patches: Ex
     patches.enter_context(replaced(attention_module, attend=attend))
     if variant.compiled:
         patches.enter_context(replaced(kernels_module, rotate=rotate_whole))
-    if variant.precision == "float8":
-        patches.enter_context(replaced(weight_module, F=float8_functions(device)))
-    compute = ComputeModel(filled(shape, device), PrecisionSpec("bfloat16"))
+    compute = ComputeModel(filled(shape, device), PrecisionSpec(variant.precision))
     if variant.compiled:
         compile_blocks(compute._model.layers, setting.compiler)
     return update_of(compute, shape, mean_tokens(shape, variant.attention))

@@ -24,6 +24,8 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "docs" / "results"
 BENCHMARKS = ("stream", "input_wait", "training", "model_family", "checkpoint", "plan_accuracy", "plan_memory")
+LONG = ("mup_transfer", "ablations")
+"""An hour and a quarter of one: measured when they are named."""
 PACKAGES = ("headway", "torch", "numpy", "scipy", "transformers", "accelerate", "litgpt", "safetensors", "tokenizers", "xxhash")
 RATIO_WORDS = ("share", "ratio", "over", "fraction", "times", "vs", "percentage", "bias", "median", "worst")
 """A figure whose name holds one of these words is a ratio: it goes into the table."""
@@ -153,7 +155,7 @@ def page(results: list[dict[str, Any]]) -> str:
 
 def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(description="Run the benchmarks and store their figures under docs/results/.")
-    parser.add_argument("names", nargs="*", choices=[*BENCHMARKS, []], help="which ones; default: all")
+    parser.add_argument("names", nargs="*", choices=[*BENCHMARKS, *LONG, []], help="which ones; default: all but the long ones")
     asked = parser.parse_args(arguments)
     RESULTS.mkdir(parents=True, exist_ok=True)
     for name in asked.names or BENCHMARKS:
@@ -161,7 +163,7 @@ def main(arguments: list[str]) -> None:
         (RESULTS / f"{name}.json").write_text(json.dumps(result, indent=1) + "\n")
         for path, value in ratios(result["figures"]):
             print(f"  {path.replace('_', ' ')}: {value:.4g}")
-    stored = [json.loads(path.read_text()) for name in BENCHMARKS if (path := RESULTS / f"{name}.json").exists()]
+    stored = [json.loads(path.read_text()) for name in (*BENCHMARKS, *LONG) if (path := RESULTS / f"{name}.json").exists()]
     (RESULTS / "README.md").write_text(page(stored))
     print(f"stored under {RESULTS.relative_to(ROOT)}")
 

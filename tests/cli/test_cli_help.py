@@ -86,6 +86,13 @@ def test_reference_pages_are_current():
         assert (ROOT / "docs" / "reference" / name).read_text() == text, f"docs/reference/{name} is stale: run make docs"
 
 
+def test_every_verb_of_every_group_is_on_the_page_of_the_command_line():
+    headings = [line.removeprefix("## headway").split() for line in reference.cli_page().splitlines() if line.startswith("## ")]
+    wanted = [[], *([verb] for verb in VERBS), *([group] for group in GROUPS if group not in VERBS)]
+    wanted += [[group, verb] for group, verbs in GROUPS.items() for verb in verbs]
+    assert sorted(headings) == sorted(wanted)
+
+
 def test_every_chip_is_on_its_page_with_its_figures():
     from headway.recipe.chips import CHIPS
 

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+import time
 
 import pytest
 
 from headway.base.files import read_json, write_json
 from headway.rundir.metrics import read_chain_rows
+from headway.rundir.processes import session_members
 from headway.rundir.segments import current_chain, read_segments
 from headway.train.trials import run_trials
 
@@ -56,3 +60,25 @@ def test_a_trial_that_diverges_says_so(bench, tmp_path):
     assert record["diverged"]
     assert record["loss"] is None
     assert record["steps"] < 24
+
+
+def test_trials_end_with_whoever_asked_for_them(bench, tmp_path):
+    """A killed sweep leaves nobody training beside the next one."""
+    endless = ("stages.0.tokens=262144", "data.sources.0.cap_epochs=1000", "data.sources.1.cap_epochs=1000")
+    plan = plan_of(bench, tmp_path, {"one": endless, "two": (*endless, "seed=8")})
+    code = "import subprocess, sys; subprocess.run([sys.executable, '-m', 'headway.engine', 'mup-trials', *sys.argv[1:]])"
+    arguments = [str(plan), str(tmp_path / "out"), str(bench.data), "--workers", "2"]
+    owner = subprocess.Popen([sys.executable, "-c", code, *arguments], start_new_session=True)
+    wait_for(lambda: len(session_members(owner.pid)) >= 4, "two workers")
+    time.sleep(2)  # they have begun to train, or are about to: both must end
+    owner.kill()
+    owner.wait()
+    wait_for(lambda: not session_members(owner.pid), "everybody to end")
+    assert not list((tmp_path / "out" / "trials").glob("*.json"))
+
+
+def wait_for(condition, what: str, seconds: float = 60.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"waited {seconds:g} s for {what}"
+        time.sleep(0.1)

@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from headway.base.units import format_bytes, format_count, format_seconds
+from headway.monitor.alarms import why_left_out
 from headway.recipe.schedules import Schedule
 
 Record = dict[str, Any]
@@ -145,7 +146,7 @@ class Progress:
         lines = self._stage_lines(record["stage"])
         self.current = row_line(self._row(record), self.sources)
         if record.get("applied") is False:
-            lines.append(f"- ALARM: the gradient of step {record['step']} was not finite: it was not applied")
+            lines.append(f"- ALARM: the update of step {record['step']} was not applied: {why_left_out(record)}")
         return lines + (self._show_row() if self._row_due(record["step"]) else [])
 
     def _row_due(self, step: int) -> bool:

@@ -20,6 +20,7 @@ GRADIENT_WINDOW_STEPS, GRADIENT_FIRST_STEPS = 64, 16
 THROUGHPUT_SHARE = 0.9
 THROUGHPUT_WINDOW_NS = 600 * 10**9  # ten minutes: a machine that stumbles for a moment is no finding
 RISES = 2
+IDLE_SHARE, IDLE_STEPS = 0.5, 20
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,7 @@ def find_alarms(rows: list[dict], refused: Iterable[dict] = ()) -> list[Finding]
     steps = [row for row in rows if row["kind"] == "step"]
     evaluations = [row for row in rows if row["kind"] == "evaluation"]
     found = non_finite(steps) + not_applied(steps) + gradient_spikes(steps) + held_out_rises(evaluations) + slow_end(steps)
+    found += idle_experts(steps)
     found += (
         failed_saves(rows)
         + skipped_saves(rows)
@@ -61,7 +63,25 @@ def non_finite(steps: list[dict]) -> list[Finding]:
 def not_applied(steps: list[dict]) -> list[Finding]:
     """A step whose update never reached the weights: the step is counted, but nothing was learned from its batch (L9)."""
     skipped = [row for row in steps if row.get("applied") is False]
-    return [Finding("not_applied", row["step"], "the update was not applied: its gradient was not finite") for row in skipped]
+    return [Finding("not_applied", row["step"], f"the update was not applied: {why_left_out(row)}") for row in skipped]
+
+
+def why_left_out(row: dict) -> str:
+    """Of a step whose update was not applied: there are two reasons (``optim.guard``)."""
+    if not math.isfinite(row["grad_norm"]):
+        return "its gradient was not finite"
+    return f"its gradient norm, {row['grad_norm']:.3g}, was further above the recent ones than the recipe admits"
+
+
+def idle_experts(steps: list[dict]) -> list[Finding]:
+    """A layer most of whose experts had no token, ``IDLE_STEPS`` steps in a row: the router has collapsed. Once per stretch."""
+    found, run = [], 0
+    for row in steps:
+        run = run + 1 if row.get("idle_experts", 0) > IDLE_SHARE else 0
+        if run == IDLE_STEPS:
+            message = f"in some layer {100 * row['idle_experts']:.0f} % of the experts had no token, {run} steps in a row"
+            found.append(Finding("idle_experts", row["step"], message))
+    return found
 
 
 def gradient_spikes(steps: list[dict]) -> list[Finding]:

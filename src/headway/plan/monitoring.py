@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from headway.base.units import format_seconds
 from headway.formulas.quantity import Quantity
-from headway.monitor.alarms import GRADIENT_FACTOR, GRADIENT_WINDOW_STEPS, RISES, THROUGHPUT_SHARE, THROUGHPUT_WINDOW_NS
+from headway.monitor.alarms import (
+    GRADIENT_FACTOR,
+    GRADIENT_WINDOW_STEPS,
+    IDLE_SHARE,
+    IDLE_STEPS,
+    RISES,
+    THROUGHPUT_SHARE,
+    THROUGHPUT_WINDOW_NS,
+)
 from headway.plan.facts import PlanFacts
 from headway.plan.plan import Column, Section, Table
 
@@ -31,7 +39,8 @@ def alarms_table() -> Table:
     window = format_seconds(THROUGHPUT_WINDOW_NS / 1e9)
     rows = (
         ("gradient norm", f"above {GRADIENT_FACTOR:g} x its mean of the last {GRADIENT_WINDOW_STEPS} healthy steps"),
-        ("loss or gradient", "not finite: the update is left out"),
+        ("loss or gradient", "not finite, or a norm above stability.skip_above: the update is left out"),
+        ("experts", f"more than {100 * IDLE_SHARE:g} % of a layer's without a token, {IDLE_STEPS} steps in a row"),
         ("throughput", f"below {100 * THROUGHPUT_SHARE:g} % of the run's usual for {window}"),
         ("held-out loss of a source", f"rises {RISES} evaluations in a row"),
         ("checkpoint", "a save fails, or what was read back is not what was written"),

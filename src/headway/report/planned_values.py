@@ -151,7 +151,7 @@ def _evaluation_seconds(material: Material) -> float | None:
 
 
 COMPARED = (
-    Compared("parameters", ("parameters",), "parameters", lambda m: m.facts.stored_parameters),
+    Compared("parameters", ("stored_parameters", "parameters"), "parameters", lambda m: m.facts.stored_parameters),
     Compared("steps", ("steps",), "steps", lambda m: m.steps_done, whole_run=True),
     Compared("tokens", ("tokens",), "tokens", lambda m: m.tokens_done, whole_run=True),
     Compared("tokens per second", ("tokens_per_second",), "tokens/s", step_rate, planned=_rate),

@@ -34,7 +34,10 @@ class Steps:
     grad_norm: np.ndarray
     rate: np.ndarray
     clipped: np.ndarray
-    applied: np.ndarray  # False: the gradient was not finite and the update was left out
+    applied: np.ndarray  # False: the gradient was not finite, or far above the recent ones, and the update was left out
+    largest_load: np.ndarray  # of an expert, over the mean; NaN without experts
+    idle_experts: np.ndarray  # share of a layer's experts
+    further_loss: np.ndarray  # of the heads for further tokens, weighted; NaN without
     stall_ns: np.ndarray
     total_ns: np.ndarray  # of the row's whole split
     boot_ns: np.ndarray
@@ -119,6 +122,7 @@ def gather_steps(rows: Rows) -> Steps:
     return Steps(
         **{name: count(name) for name in ("step", "sequences", "tokens", "targets")},
         **{name: real(name) for name in ("loss", "z_loss", "grad_norm", "rate")},
+        **{name: real(name) for name in ("largest_load", "idle_experts", "further_loss")},
         segment=np.array([facts.segment.id for facts, _ in owned], dtype=np.int64),
         kept=np.array([facts.keeps(whole(record.get("step"))) for facts, record in owned], dtype=bool),
         stage=column(lambda record: record.get("stage"), object),

@@ -82,7 +82,7 @@ def train_step(trainee: Trainee, batch: StepBatch, rate: float) -> StepResult:
     nll, z, further, routing = (loss / batch.targets for loss in sums.read())
     extra = {"further_loss": further} if spec.model.mtp_layers else {}
     extra |= {"routing_loss": routing, **_loads(loads)} if loads else {}
-    return StepResult(nll, z, reading.norm, reading.clipped, reading.applied, extra)
+    return StepResult(nll, z, reading.norm, reading.clipped and reading.applied, reading.applied, extra)
 
 
 def must_stop(stability: StabilitySpec, skipped: int) -> bool:

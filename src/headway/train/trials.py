@@ -28,6 +28,7 @@ from headway.train.environment import full_environment
 from headway.train.feed import Feed
 from headway.train.setup import Trainee, build_trainee, open_data
 from headway.train.step import must_stop, train_step
+from headway.train.stop import end_with_parent
 
 MICRO_BATCH_TOKENS = 4096
 DIVERGED = 3.0
@@ -51,12 +52,18 @@ def run_trials(plan: Path, out: Path, data: Path, workers: int) -> dict[str, int
     directory.mkdir(parents=True, exist_ok=True)
     jobs = [Job(t, plan.parent / t["spec"], directory / f"{t['id']}.json", data) for t in content["trials"]]
     missing = sorted((job for job in jobs if not job.record.exists()), key=lambda job: -job.trial["width"])
+    end_with_parent()
     if workers == 1:
         failed = sum(map(run_trial, missing))
     else:
-        with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
+        with _pool(workers) as pool:
             failed = sum(pool.map(run_trial, missing))
     return {"done": len(missing), "skipped": len(jobs) - len(missing), "failed": failed}
+
+
+def _pool(workers: int) -> ProcessPoolExecutor:
+    """Each worker ends with this process, whatever ends it."""
+    return ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn"), initializer=end_with_parent)
 
 
 def run_trial(job: Job) -> bool:

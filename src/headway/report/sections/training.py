@@ -17,7 +17,7 @@ def training(material: Material) -> Section:
     facts = material.facts
     if not len(facts.kept):
         return Section("training", "Training", (Prose("No step is recorded yet, so there is no curve to show."),))
-    blocks: list[Block] = [*_oddities(material), _loss(material), _health(material)]
+    blocks: list[Block] = [*_oddities(material), _loss(material), *_routers(material), _health(material)]
     return Section("training", "Training", tuple(blocks))
 
 
@@ -27,11 +27,30 @@ def _oddities(material: Material) -> list[Block]:
     if not wild and not skipped:
         return []
     first = int(kept.step[~np.isfinite(kept.loss) | ~kept.applied][0])
+    high = int((~kept.applied & np.isfinite(kept.grad_norm)).sum())
     text = (
-        f"{plural(wild, 'step')} with a loss that is not finite; {plural(skipped, 'update')} left out because "
-        f"the gradient was not finite; first at step {first:,}."
+        f"{plural(wild, 'step')} with a loss that is not finite; {plural(skipped, 'update')} left out, {skipped - high} because "
+        f"the gradient was not finite, {high} because its norm was far above the recent ones; first at step {first:,}."
     )
     return [Notice(text, Tone.BAD)]
+
+
+def _routers(material: Material) -> list[Block]:
+    """How even the loads of experts were, and what the heads for further tokens learned, over the last tenth of the steps."""
+    kept = material.facts.kept
+    last = kept.where(np.arange(len(kept)) >= 0.9 * len(kept))
+    found: list[Block] = []
+    if np.isfinite(last.largest_load).any():
+        load, idle = float(np.nanmean(last.largest_load)), float(np.nanmax(last.idle_experts))
+        text = (
+            f"Experts, in the last tenth of the steps: the fullest of the least even layer had {load:.1f} times the mean load, "
+            f"and at most {percent(idle, 0)} of a layer's experts had no token. None was dropped."
+        )
+        found.append(Prose(text))
+    if np.isfinite(last.further_loss).any():
+        begin, end = float(kept.further_loss[0]), float(np.nanmean(last.further_loss))
+        found.append(Prose(f"Heads for further tokens: their weighted loss went from {loss(begin, 2)} to {loss(end, 2)}."))
+    return found
 
 
 def _loss(material: Material) -> Figure:
