@@ -150,10 +150,11 @@ def width_changes(model: Model, draft: Spec, width: int) -> dict[str, Any]:
     changes: dict[str, Any] = {
         "model.width": width,
         "model.heads": resolved.heads * width // base,
+        "model.kv_heads": resolved.kv_heads * width // base,
         "model.ffn_width": _in_proportion(resolved.ffn_width, width, base),
     }
     if resolved.latent is None:
-        changes |= {"model.kv_heads": resolved.kv_heads * width // base, "model.head_width": resolved.head_width}
+        changes["model.head_width"] = resolved.head_width
     else:
         ranks = {"query_rank": resolved.latent.query_rank, "kv_rank": resolved.latent.kv_rank}
         changes |= {f"model.latent.{name}": _in_proportion(r, width, base) for name, r in ranks.items() if r is not None}
