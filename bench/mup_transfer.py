@@ -7,21 +7,19 @@ in the standard parametrisation:
 
     headway mup sweep proxy --out build/mup-sweep --widths 64,128,256 --hold-out 512 --seeds 3 --json
 
-Plots go beside the results, as mup_*.png.
+The curves are in the records and plots of that directory; the result holds optima, drift and verdicts.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-RESULTS = ROOT / "docs" / "results"
 WIDTHS, HELD_OUT = "64,128,256", 512
 SHOWN = ("hyperparameter", "parametrization", "verdict", "reason", "optima", "drift", "held_out", "by_line")
 FINDINGS = (0, 1)
@@ -40,8 +38,6 @@ def main(arguments: list[str]) -> None:
     if done.returncode not in FINDINGS:
         raise SystemExit(done.returncode)
     outcome = json.loads(done.stdout)
-    for plot in map(Path, outcome["plots"]):
-        shutil.copy(plot, RESULTS / f"mup_{plot.name}")
     print(json.dumps({"bench": "mup_transfer", "recipe": "proxy", **summary(outcome)}, indent=1))
 
 

@@ -179,7 +179,7 @@ def test_an_interval_that_changes_has_a_line(progress):
 
 def test_numbers_that_are_not_finite_are_shown(progress):
     lines = progress.feed(step(5, loss="nan", grad_norm="inf", applied=False))
-    assert "- ALARM: the gradient of step 5 was not finite: it was not applied" in lines
+    assert "- ALARM: the update of step 5 was not applied: its gradient was not finite" in lines
     assert "nan" in lines[-1]
     assert "inf" in lines[-1]
 

@@ -68,9 +68,10 @@ def not_applied(steps: list[dict]) -> list[Finding]:
 
 def why_left_out(row: dict) -> str:
     """Of a step whose update was not applied: there are two reasons (``optim.guard``)."""
-    if not math.isfinite(row["grad_norm"]):
+    norm = float(row["grad_norm"])  # as a record is read, a number that is not finite is a word
+    if not math.isfinite(norm):
         return "its gradient was not finite"
-    return f"its gradient norm, {row['grad_norm']:.3g}, was further above the recent ones than the recipe admits"
+    return f"its gradient norm, {norm:.3g}, was further above the recent ones than the recipe admits"
 
 
 def idle_experts(steps: list[dict]) -> list[Finding]:
