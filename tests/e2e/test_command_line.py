@@ -42,6 +42,10 @@ def test_the_whole_story_by_its_verbs(bench, recipe, uninterrupted, tmp_path):
     assert built
     options = ("--data", tmp_path / "data", "--run", tmp_path / "run", "--set", "deployment.state_digest_every=1")
     options += ("--set", "deployment.checkpoints.every_steps=4", "--set", "deployment.threads=1")
+    options += (
+        "--set",
+        "deployment.checkpoints.when_busy=wait",
+    )  # steps are so short that a save may still be under way
     headway("run", recipe, *options, "--drill", "step.updated:kill:14", cwd=tmp_path)
     run = RunDirectory.open(tmp_path / "run")
     assert [s.restored_step for s in read_segments(run)] == [0, 12]
