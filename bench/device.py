@@ -47,9 +47,8 @@ from headway.model.precision import ComputeModel
 from headway.optim.build import build_optimizer
 from headway.recipe.chips import Chip, find_chip
 from headway.recipe.spec import PrecisionSpec
-from model_family import batch, update_of
 from plain_gpt import PlainGpt, plain_update
-from training import ADAMW, Z_WEIGHT, Shape, documents, model
+from training import ADAMW, Z_WEIGHT, Shape, batch, documents, model, update_of
 
 DOCUMENTS_OF_A_ROW = 4
 ENDLESS = 1e12

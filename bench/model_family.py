@@ -35,16 +35,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from headway.formulas.parameters import count_parameters
-from headway.model.context import Context, make_context
 from headway.model.decoder import Decoder
-from headway.model.experts import Loads
 from headway.model.init import initialise
 from headway.model.loss import loss_sums
-from headway.model.objective import training_sums
 from headway.model.precision import ComputeModel
 from headway.optim.build import build_optimizer
-from headway.optim.clip import clip_by_norm
-from headway.optim.guard import Guard
 from headway.recipe.spec import ExpertsSpec, PrecisionSpec
 from plain_gpt import PlainGpt, plain_update
 from training import (
@@ -52,12 +47,13 @@ from training import (
     MEAN_DOCUMENT_TOKENS,
     Z_WEIGHT,
     Shape,
-    documents,
+    batch,
     gemm_flops_per_second,
     model,
     random_tokens,
     spread,
     timed,
+    update_of,
 )
 
 STEP_TOKENS = 4096
@@ -113,47 +109,11 @@ def our_step(shape: Shape, decoder: Decoder, mean_document_tokens: float = MEAN_
     return update_of(ComputeModel(decoder, PrecisionSpec("bfloat16")), shape, mean_document_tokens)
 
 
-def update_of(compute: ComputeModel, shape: Shape, mean_document_tokens: float) -> Step:
-    parameters = list(compute.decoder.parameters())
-    device = parameters[0].device
-    optimizer, guard = build_optimizer(compute.decoder, ADAMW), Guard(None, device)
-    tokens_BT, targets_BT = (x.to(device) for x in batch(shape))
-    places = [x.to(device) for x in documents(shape.rows, shape.sequence_length, mean_document_tokens)]
-
-    def step() -> float:
-        sums = training_sums(compute, tokens_BT, targets_BT, context_of(shape, *places), Z_WEIGHT)
-        (sums.objective_sum / shape.tokens).backward()
-        clip = clip_by_norm(parameters, ADAMW.clip_norm)
-        bad = guard.judge(clip.norm)
-        optimizer.set_rate(ADAMW.peak_rate)
-        optimizer.step(bad)
-        if clip.read(bad).applied:
-            compute.refresh()
-        optimizer.zero_grad()
-        if sums.tally is not None:
-            loads = Loads()
-            loads.add(sums.tally)
-            loads.statistics()
-        return float(sums.nll_sum) / shape.tokens
-
-    return step
-
-
-def context_of(shape: Shape, position_BT: Tensor, document_BT: Tensor) -> Context:
-    return make_context(position_BT, document_BT, shape.model, shape.model.rope, torch.bfloat16)
-
-
 def check_count(shape: Shape, model: nn.Module) -> None:
     """Everyone trains the same number of parameters."""
     found, expected = sum(p.numel() for p in model.parameters()), count_parameters(shape.model).total
     if found != expected:
         raise RuntimeError(f"{type(model).__name__} has {found} parameters, the shape {expected}")
-
-
-def batch(shape: Shape) -> tuple[Tensor, Tensor]:
-    """tokens_BT, targets_BT."""
-    ids = random_tokens(shape)
-    return ids[:, :-1].contiguous(), ids[:, 1:].contiguous()
 
 
 def litgpt_step(shape: Shape) -> Step:

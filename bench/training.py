@@ -28,10 +28,11 @@ import torch.nn.functional as F
 from headway.formulas.flops import Convention, flops_per_token
 from headway.formulas.parameters import count_parameters
 from headway.model.attention import attend
-from headway.model.context import document_mask, make_context
+from headway.model.context import Context, document_mask, make_context
 from headway.model.decoder import Decoder
+from headway.model.experts import Loads
 from headway.model.init import initialise
-from headway.model.loss import loss_sums
+from headway.model.objective import training_sums
 from headway.model.precision import ComputeModel
 from headway.optim.build import build_optimizer
 from headway.optim.clip import clip_by_norm
@@ -101,19 +102,28 @@ def random_tokens(shape: Shape) -> torch.Tensor:
     return torch.randint(0, shape.model.vocabulary, (shape.rows, shape.sequence_length + 1), generator=generator)
 
 
+def batch(shape: Shape) -> tuple[torch.Tensor, torch.Tensor]:
+    """tokens_BT, targets_BT."""
+    ids = random_tokens(shape)
+    return ids[:, :-1].contiguous(), ids[:, 1:].contiguous()
+
+
 def our_step(shape: Shape) -> Callable[[], float]:
-    """One update with the engine's own parts, as ``train/step.py`` puts them together."""
-    spec = shape.model
-    decoder = Decoder(spec)
-    initialise(decoder, spec, seed=1)
-    compute, optimizer = ComputeModel(decoder, PrecisionSpec("bfloat16")), build_optimizer(decoder, ADAMW)
-    parameters, ids, guard = list(decoder.parameters()), random_tokens(shape), Guard(None)
-    tokens_BT, targets_BT = ids[:, :-1].contiguous(), ids[:, 1:].contiguous()
-    position_BT, document_BT = documents(shape.rows, shape.sequence_length, MEAN_DOCUMENT_TOKENS)
+    decoder = Decoder(shape.model)
+    initialise(decoder, shape.model, seed=1)
+    return update_of(ComputeModel(decoder, PrecisionSpec("bfloat16")), shape, MEAN_DOCUMENT_TOKENS)
+
+
+def update_of(compute: ComputeModel, shape: Shape, mean_document_tokens: float) -> Callable[[], float]:
+    """One update with the engine's own parts on the decoder's device, as ``train/step.py`` puts them together."""
+    parameters = list(compute.decoder.parameters())
+    device = parameters[0].device
+    optimizer, guard = build_optimizer(compute.decoder, ADAMW), Guard(None, device)
+    tokens_BT, targets_BT = (x.to(device) for x in batch(shape))
+    places = [x.to(device) for x in documents(shape.rows, shape.sequence_length, mean_document_tokens)]
 
     def step() -> float:
-        context = make_context(position_BT, document_BT, spec, spec.rope, compute.dtype)
-        sums = loss_sums(compute.forward(tokens_BT, context), compute.head_weight, targets_BT, None, Z_WEIGHT)
+        sums = training_sums(compute, tokens_BT, targets_BT, context_of(shape, *places), Z_WEIGHT)
         (sums.objective_sum / shape.tokens).backward()
         clip = clip_by_norm(parameters, ADAMW.clip_norm)
         bad = guard.judge(clip.norm)
@@ -122,9 +132,17 @@ def our_step(shape: Shape) -> Callable[[], float]:
         if clip.read(bad).applied:
             compute.refresh()
         optimizer.zero_grad()
+        if sums.tally is not None:
+            loads = Loads()
+            loads.add(sums.tally)
+            loads.statistics()
         return float(sums.nll_sum) / shape.tokens
 
     return step
+
+
+def context_of(shape: Shape, position_BT: torch.Tensor, document_BT: torch.Tensor) -> Context:
+    return make_context(position_BT, document_BT, shape.model, shape.model.rope, torch.bfloat16)
 
 
 def transformers_step(shape: Shape) -> Callable[[], float]:

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
+import torch
 from conftest_e2e import trace
 
+import headway.train.step
+from headway.base.errors import RunError
+from headway.optim.clip import clip_by_norm
 from headway.rundir.metrics import read_chain_rows
-from headway.rundir.segments import current_chain, read_segments
+from headway.rundir.segments import Segment, current_chain, read_segments, write_segment
+from headway.train.loop import train
+from headway.train.setup import set_up
+from headway.train.stop import StopRequest
 
 pytestmark = pytest.mark.e2e
 
@@ -50,3 +59,27 @@ def test_what_routers_did_is_on_record(bench, tmp_path):
     rows = [row for row in read_chain_rows(run, current_chain(read_segments(run))).kept if row["kind"] == "step"]
     assert all({"largest_load", "idle_experts", "dropped_at_1_25", "routing_loss", "further_loss"} <= row.keys() for row in rows)
     assert all(1 <= row["largest_load"] <= 4 for row in rows)
+
+
+@pytest.mark.parametrize("norm", [9.0, float("nan")])
+def test_an_update_left_out_in_the_last_step(bench, tmp_path, monkeypatch, norm):
+    """For its size alone: the run ends, with the state of the step before. Not finite: it ends with its cause."""
+    run = bench.run(tmp_path / "run", overrides=("stability.skip_above=20",))
+    write_segment(run, Segment(1, None, 0, None, "start", "test", 1, {}))
+    trainer = set_up(run.root, 1, StopRequest())
+    true, last = clip_by_norm, trainer.schedule.total_steps
+
+    def clip(parameters, limit):
+        found = true(parameters, limit)
+        return replace(found, norm=torch.tensor(1e6 * norm).double()) if trainer.step == last - 1 else found
+
+    monkeypatch.setattr(headway.train.step, "clip_by_norm", clip)
+    try:
+        if norm != norm:
+            with pytest.raises(RunError, match="in 1 steps in a row"):
+                train(trainer)
+        else:
+            assert train(trainer) == "complete"
+            assert (trainer.committed_step, trainer.trainee.updates) == (last, last - 1)
+    finally:
+        trainer.close()

@@ -51,7 +51,7 @@ def copy_bytes(model: ModelSpec, compute: str) -> int:
 
 def memory_quantities(one: Pass, optimizer: OptimizerSpec | None = None) -> dict[str, Quantity]:
     """The components for a process that computes ``one``, and their sum with its range. ``optimizer``: by default AdamW."""
-    state = _state(one.model, optimizer)
+    state = trained_state(one.model, optimizer)
     copied, passed = copied_parameters(one.model), parameter_quantities(one.model)["products"]
     products: dict[str, Input] = {"P": passed if passed.value == copied else copied}
     copies = Quantity(
@@ -70,7 +70,7 @@ def memory_quantities(one: Pass, optimizer: OptimizerSpec | None = None) -> dict
     return parts | {"total": sum_of("memory_bytes", parts, "bytes")}
 
 
-def _state(model: ModelSpec, optimizer: OptimizerSpec | None) -> Quantity:
+def trained_state(model: ModelSpec, optimizer: OptimizerSpec | None) -> Quantity:
     """Letters beyond N stand only where there is something that they count."""
     stored, shapes = parameter_quantities(model)["stored"], parameter_shapes(model)
     muon = sum(shape.count for shape in shapes if optimizer is not None and is_muon(shape, optimizer))

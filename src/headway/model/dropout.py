@@ -1,7 +1,7 @@
 """Dropout as a pure function of (seed, step, site, global position): any cut of a batch drops the same values.
 
 A site (such as "layers.3.ffn") of a step is one logical tensor [rows, T, D] over the whole batch of that step. Its value
-(row, t, d) takes word (row T + t) D + d of the same streams that initial weights come from (init.py), under the name
+(row, t, d) takes word (row T + t) D + d of the same streams that initial weights come from (counter_random.py), under the name
 ``dropout/STEP/SITE``, and is dropped where that word lies below share * 2^32. torch's generators play no part, so nothing of
 it is in a checkpoint.
 
@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-from headway.model.init import _key, _Words
+from headway.model.counter_random import Words
 
 WORDS = 1 << 32
 """Values of a word."""
@@ -46,7 +46,7 @@ def dropped(key: DropoutKey, site: str, shape: torch.Size) -> Tensor:
     """bool, B T D, on the CPU: which values of the micro-batch are dropped."""
     rows, *inner = shape
     assert len(key.rows_B) == rows, f"{rows} rows, {len(key.rows_B)} of them named"
-    words, count = _Words(_key(key.seed, f"dropout/{key.step}/{site}")), int(np.prod(inner))
+    words, count = Words(key.seed, f"dropout/{key.step}/{site}"), int(np.prod(inner))
     below = np.uint32(min(round(key.share * WORDS), WORDS - 1))
     mask = np.empty((rows, count), np.bool_)
     for mask_TD, row in zip(mask, key.rows_B, strict=True):

@@ -1,8 +1,8 @@
 """Initial weights as a pure function of (seed, name, index): any layout fills its own rectangles and gets the same model.
 
-The tensor NAME of shape S is a stream of 32-bit words of Philox4x64-10, keyed by blake2b(seed, NAME). Element i (row-major)
-takes word i; eight words make one Philox block, so element i lies in block i // 8. Its upper 23 bits are a uniform in the
-middle of one of 2^23 cells, which the inverse normal turns into a value: 24 bits would round to 1.0 in float32 and give inf.
+Element i (row-major) of the tensor NAME takes word i of the stream NAME (``counter_random.py``). Its upper 23 bits are a
+uniform in the middle of one of 2^23 cells, which the inverse normal turns into a value: 24 bits would round to 1.0 in float32
+and give inf.
 
     logical tensor            rectangle: rows 1-2, columns 4-7
     .  .  .  .  .  .  .  .    long rows (>= 512 elements): the counter is set to the start of each row's run
@@ -14,7 +14,6 @@ Values are computed on the CPU and copied (the inverse error function may differ
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Iterator, Sequence
 
@@ -22,36 +21,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from headway.model.counter_random import Words
 from headway.recipe.mup import init_std
 from headway.recipe.roles import parameter_shapes
 from headway.recipe.spec import ModelSpec
 
 LONG_RUN_ELEMENTS = 512
 TILE_ELEMENTS = 1 << 20
-WORDS_PER_BLOCK = 8
-
-
-def _key(seed: int, name: str) -> int:
-    """128-bit Philox key of one logical tensor."""
-    digest = hashlib.blake2b(f"{seed}\0{name}".encode(), digest_size=16, person=b"headway.init")
-    return int.from_bytes(digest.digest(), "little")
-
-
-class _Words:
-    """The words of one key, from any element on; one generator whose counter is set instead of many generators."""
-
-    def __init__(self, key: int):
-        self._generator = np.random.Philox(key=key)
-        self._state = self._generator.state
-
-    def __call__(self, start: int, count: int) -> np.ndarray:
-        block, skip = divmod(start, WORDS_PER_BLOCK)
-        blocks = -(-(skip + count) // WORDS_PER_BLOCK)
-        self._state["state"]["counter"][:] = [block & 0xFFFF_FFFF_FFFF_FFFF, block >> 64, 0, 0]
-        self._state["buffer_pos"] = 4  # empty: the next word comes from the counter
-        self._generator.state = self._state
-        raw = np.asarray(self._generator.random_raw(blocks * 4))
-        return raw.astype("<u8", copy=False).view("<u4")[skip : skip + count]
 
 
 def _normal(words: np.ndarray, std: float) -> Tensor:
@@ -78,7 +54,7 @@ def logical_normal(
     assert inside, f"{name}: rectangle {offset} + {lengths} leaves {tuple(shape)}"
     out = np.empty(lengths, np.uint32)
     if out.size:
-        _fill(out.reshape(-1, lengths[-1]), _Words(_key(seed, name)), _rows(shape, offset, lengths), offset[-1], shape[-1])
+        _fill(out.reshape(-1, lengths[-1]), Words(seed, name), _rows(shape, offset, lengths), offset[-1], shape[-1])
     return _normal(out.reshape(-1), std).view(lengths)
 
 
@@ -91,7 +67,7 @@ def _rows(shape: Sequence[int], offset: tuple[int, ...], lengths: tuple[int, ...
         yield row
 
 
-def _fill(out_RC: np.ndarray, words: _Words, rows: Iterator[int], column: int, width: int) -> None:
+def _fill(out_RC: np.ndarray, words: Words, rows: Iterator[int], column: int, width: int) -> None:
     """Words of the rectangle's rows: run by run where runs are long, else whole rows in tiles, cut."""
     count = out_RC.shape[1]
     whole = count == width

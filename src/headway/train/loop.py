@@ -48,8 +48,8 @@ def train(run: TrainRun) -> str:
 
 def ends_soundly(run: TrainRun, result: StepResult) -> bool:
     """A last update that was left out for its size alone: the state is that of the step before, and a repeat would end alike."""
-    alone = run.skipped + 1 < run.spec.stability.most_skips
-    return run.step == run.schedule.total_steps and math.isfinite(result.grad_norm) and alone
+    last = run.step == run.schedule.total_steps
+    return last and math.isfinite(result.grad_norm) and not must_stop(run.spec.stability, run.skipped + 1)
 
 
 def finish_step(run: TrainRun) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from functools import cache
 
-from headway.formulas.memory import _state as trained_state
+from headway.formulas.memory import trained_state
 from headway.formulas.quantity import Input, Quantity
 from headway.plan.memory.model import state_bytes
 from headway.plan.memory.stages import distinct_stages, stages
