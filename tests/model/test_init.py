@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from test_decoder import model_spec
 
 from headway.model import init
+from headway.model.counter_random import Words, stream_key
 from headway.model.decoder import Decoder
 from headway.model.init import initialise, logical_normal
 from headway.recipe.mup import init_std
@@ -39,7 +40,7 @@ def test_tiles_and_runs_give_the_same_as_one_pass(monkeypatch):
 
 def test_philox_words_are_the_published_generator():
     """Element i is word i of numpy's Philox4x64 with this key, from counter zero on, and the inverse normal of it."""
-    raw = np.random.Philox(key=init._key(3, "w"), counter=0)
+    raw = np.random.Philox(key=stream_key(3, "w"), counter=0)
     generator_state = raw.state
     generator_state["state"]["counter"][:] = 0
     generator_state["buffer_pos"] = 4
@@ -110,7 +111,7 @@ def test_standard_deviations_follow_the_roles():
 
 def test_frozen_values():
     """Change knowingly: every run begins from these. float32 bits up to the last of erfinv, so the words are frozen exactly."""
-    words = init._Words(init._key(17, "layers.0.ffn.up.weight"))(1_000_003, 4096)
+    words = Words(17, "layers.0.ffn.up.weight")(1_000_003, 4096)
     assert hashlib.sha256(words.astype("<u4").tobytes()).hexdigest()[:16] == "7c824ff4a0cf7fb1"
     values = logical_normal("layers.0.ffn.up.weight", (4, 4), 0.02, 17)[0]
     torch.testing.assert_close(

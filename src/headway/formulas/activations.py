@@ -42,7 +42,7 @@ KEPT_SCORES = 1 << 25
 CHUNK_LOGITS = 1 << 22
 """Logits of a chunk of the loss (16 MiB in float32): more only adds cache misses, fewer make the GEMMs small."""
 
-GROUPED_CHUNKS = 4
+GROUPED_CHUNKS = 2
 """Chunks whose gradients by logits are kept until their products are taken together."""
 
 

@@ -13,12 +13,17 @@ import numpy as np
 WORDS_PER_BLOCK = 8
 
 
+def stream_key(seed: int, name: str) -> int:
+    """128-bit Philox key."""
+    digest = hashlib.blake2b(f"{seed}\0{name}".encode(), digest_size=16, person=b"headway.init")
+    return int.from_bytes(digest.digest(), "little")
+
+
 class Words:
     """The words of one name, from any index on; one generator whose counter is set instead of many generators."""
 
     def __init__(self, seed: int, name: str):
-        digest = hashlib.blake2b(f"{seed}\0{name}".encode(), digest_size=16, person=b"headway.init")
-        self._generator = np.random.Philox(key=int.from_bytes(digest.digest(), "little"))
+        self._generator = np.random.Philox(key=stream_key(seed, name))
         self._state = self._generator.state
 
     def __call__(self, start: int, count: int) -> np.ndarray:
