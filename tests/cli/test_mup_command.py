@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from headway.base.digests import sealed
 from headway.base.errors import RunError
 from headway.cli.main import run_guarded
 from headway.recipe.spec import Spec
@@ -115,8 +116,8 @@ class Engine:
         assert not spec.is_draft
         loss = surface(trial, self.drift, self.noise)
         measured = {"spec_digest": spec.digest(), "tokens": 2048, "steps": 16, "loss": loss, "train_loss": loss}
-        known = {"kind": "mup_trial", "schema_version": 1, "diverged": loss is None, "seconds": 0.1, "versions": {"torch": "2"}}
-        return {key: value for key, value in trial.items() if key != "spec"} | measured | known
+        known = {"kind": "mup_trial", "schema_version": 2, "diverged": loss is None, "seconds": 0.1, "versions": {"torch": "2"}}
+        return sealed({key: value for key, value in trial.items() if key != "spec"} | measured | known)
 
     def measure(self, path: str) -> dict[str, Any]:
         request = json.loads(Path(path).read_text())
@@ -425,6 +426,8 @@ def test_trials_of_another_recipe_are_not_mixed_in(built, engine, swept, capsys)
         {"width": 48},
         {"loss": None},
         {"loss": "low"},
+        {"loss": 0.5},
+        100,
         {"kind": "mup_plan"},
         {"surprise": 1},
     ],
@@ -432,10 +435,12 @@ def test_trials_of_another_recipe_are_not_mixed_in(built, engine, swept, capsys)
 )
 def test_a_damaged_record_is_refused(built, engine, swept, capsys, spoil):
     path = next(p for p in sorted((swept / "trials").iterdir()) if json.loads(p.read_text())["loss"] is not None)
-    path.write_text(json.dumps(json.loads(path.read_text()) | spoil))
+    text = json.dumps(json.loads(path.read_text()) | spoil) if isinstance(spoil, dict) else path.read_text()[:spoil]
+    path.write_text(text)
     assert sweep(built, swept, "--hold-out", "256", "--seeds", "3") in (2, 4)
     err = capsys.readouterr().err
     assert path.stem in err
+    assert "remove it: it is run again" in err
     assert "Traceback" not in err
     assert "internal" not in err
 
@@ -461,6 +466,7 @@ def test_sweep_says_what_is_wrong(built, engine, tmp_path, capsys, arguments, sa
     err = capsys.readouterr().err
     assert said in err
     assert "Traceback" not in err
+    assert not engine.trained, "what a later phase would be refused for is said before the first trial"
 
 
 # --- transfer
@@ -558,7 +564,11 @@ def test_what_does_not_transfer_stays_as_the_proxy_has_it(built, engine, tmp_pat
 def test_changed_records_are_no_evidence(built, engine, swept, capsys):
     path = next(p for p in sorted((swept / "trials").iterdir()) if json.loads(p.read_text())["loss"] is not None)
     record = json.loads(path.read_text())
-    path.write_text(json.dumps(record | {"loss": record["loss"] - 1.0}))
+    record["loss"] -= 1.0
+    path.write_text(json.dumps(record))
+    assert transfer(built, swept) == 4
+    assert "altered after the trial had ended" in capsys.readouterr().err
+    path.write_text(json.dumps(sealed({key: value for key, value in record.items() if key != "digest"})))
     assert transfer(built, swept) == 4
     assert "not those that sweep.json was written for" in capsys.readouterr().err
 

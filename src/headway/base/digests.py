@@ -31,6 +31,16 @@ def digest_file(path: Path) -> str:
     return digest_bytes(path.read_bytes())
 
 
+def sealed(content: dict[str, Any]) -> dict[str, Any]:
+    """``content`` with the digest of all of it under "digest": what was altered afterwards shows."""
+    return content | {"digest": digest_json(content)}
+
+
+def is_sealed(content: dict[str, Any]) -> bool:
+    """Whether ``content`` is as ``sealed`` left it."""
+    return content.get("digest") == digest_json({key: value for key, value in content.items() if key != "digest"})
+
+
 def short(digest: str) -> str:
     """The first 12 hex digits, for people."""
     return digest.rpartition(":")[2][:12]

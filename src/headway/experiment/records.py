@@ -11,11 +11,11 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from headway.base.digests import digest_json
+from headway.base.digests import digest_json, is_sealed
 from headway.base.errors import ConfigError, RunError
 from headway.base.files import make_directory, read_json, write_json
 from headway.base.plain import from_plain
@@ -23,6 +23,8 @@ from headway.experiment.grid import Setting
 from headway.experiment.optimum import Point
 from headway.recipe.spec import Spec
 
+SCHEMA_VERSION = 2
+"""Of a trial's record."""
 PLAN_FILE, SPECS, TRIALS = "plan.json", "specs", "trials"
 
 
@@ -44,9 +46,10 @@ class TrialRecord:
     train_loss: float | None
     diverged: bool
     seconds: float
-    versions: dict[str, Any] = field(default_factory=dict)
+    versions: dict[str, Any]
+    digest: str  # of everything else in the record
     kind: str = "mup_trial"
-    schema_version: int = 1
+    schema_version: int = SCHEMA_VERSION
 
     @property
     def setting(self) -> Setting:
@@ -106,21 +109,32 @@ def read_record(root: Path, trial_id: str) -> TrialRecord | None:
     if not has_record(root, trial_id):
         return None
     path = root / TRIALS / f"{trial_id}.json"
-    record = from_plain(TrialRecord, read_json(path, "trial record"), str(path))
-    _refuse_contradictions(record, trial_id, path)
+    try:
+        content = read_json(path, "trial record")
+        record = from_plain(TrialRecord, content, str(path))
+    except RunError as error:
+        raise _no_record(path, error.problems[0].seen) from error
+    if seen := _contradiction(record, content, trial_id):
+        raise _no_record(path, seen)
     return record
 
 
-def _refuse_contradictions(record: TrialRecord, trial_id: str, path: Path) -> None:
+def _no_record(path: Path, seen: str) -> RunError:
+    return RunError(f"{path} is no record of this trial: {seen}", "a record says what was run", "remove it: it is run again")
+
+
+def _contradiction(record: TrialRecord, content: dict[str, Any], trial_id: str) -> str:
+    """Empty where it holds together."""
     seen = ""
-    if record.kind != "mup_trial" or record.schema_version != 1:
+    if record.kind != "mup_trial" or record.schema_version != SCHEMA_VERSION:
         seen = f"it is a {record.kind} of schema {record.schema_version}"
+    elif not is_sealed(content):
+        seen = "it was altered after the trial had ended: its digest is of other content"
     elif record.id != trial_id or record.setting.id != trial_id:
         seen = f"it is of trial {record.id}, with the settings of {record.setting.id}"
     elif not record.diverged and (record.loss is None or not math.isfinite(record.loss)):
         seen = f"its loss is {record.loss} and it did not diverge"
-    if seen:
-        raise RunError(f"{path} is no record of this trial: {seen}", "a record says what was run", "remove it: it is run again")
+    return seen
 
 
 def read_records(root: Path, ids: Iterable[str]) -> dict[Setting, TrialRecord]:
@@ -139,4 +153,4 @@ def read_records(root: Path, ids: Iterable[str]) -> dict[Setting, TrialRecord]:
 def records_digest(records: Mapping[Setting, TrialRecord]) -> str:
     """Of what the trials measured; times and versions left out."""
     plain = [dataclasses.asdict(record) for _, record in sorted(records.items(), key=lambda item: item[0].id)]
-    return digest_json([{k: v for k, v in record.items() if k not in ("seconds", "versions")} for record in plain])
+    return digest_json([{k: v for k, v in record.items() if k not in ("seconds", "versions", "digest")} for record in plain])

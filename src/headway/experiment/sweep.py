@@ -127,6 +127,13 @@ class Runner:
     tell: Tell
     trials: dict[Setting, Trial] = field(default_factory=dict)
 
+    def refuse_settings(self, settings: Settings) -> None:
+        """ConfigError for a value that no recipe may have, before anything is trained, though its phase comes late."""
+        base = settings.base
+        for name, values in (("rate", settings.rates), ("warmup_tokens", settings.warmups), ("init_std", settings.init_stds)):
+            for setting in crossed(base, **{name: values}):
+                freeze(self.proxy.recipe(setting), self.manifest)
+
     def run(self, phase: str, settings: Sequence[Setting]) -> dict[Setting, TrialRecord]:
         """The records of ``settings``, after the engine has run those that had none."""
         new = [setting for setting in dict.fromkeys(settings) if setting not in self.trials]
@@ -146,6 +153,7 @@ class Runner:
 def run_sweep(runner: Runner, settings: Settings) -> Outcome:
     """All three phases, and ``sweep.json``."""
     make_directory(runner.root, "directory for the sweep")
+    runner.refuse_settings(settings)
     first, second, third = PHASES
     records = runner.run(first, rate_settings(settings))
     if found := rest_settings(settings, records):

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from headway.base.digests import sealed
 from headway.base.errors import ConfigError
 from headway.base.files import read_json, write_json
 from headway.data.stream import Stream
@@ -82,7 +83,7 @@ def run_trial(job: Job) -> bool:
     tail = losses[-max(1, schedule.total_steps // 10) :]
     record = {
         "kind": "mup_trial",
-        "schema_version": 1,
+        "schema_version": 2,
         **{key: value for key, value in job.trial.items() if key != "spec"},
         "spec_digest": spec.digest(),
         "tokens": schedule.tokens_before(len(losses)),
@@ -93,7 +94,7 @@ def run_trial(job: Job) -> bool:
         "seconds": time.perf_counter() - start,
         "versions": {key: str(value) for key, value in full_environment().items()},
     }
-    write_json(job.record, record)
+    write_json(job.record, sealed(record))
     return diverged
 
 
