@@ -6,7 +6,7 @@ Shapes: B batch, T time.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -14,7 +14,7 @@ import torch
 
 from headway.base.errors import RunError
 from headway.model.context import make_context
-from headway.model.precision import ComputeModel
+from headway.model.precision import Computes
 from headway.recipe.spec import RopeSpec
 
 
@@ -50,12 +50,12 @@ class HeldOut:
 
 
 @torch.no_grad()
-def held_out_loss(model: ComputeModel, batches: Iterable[TokenBatch], rope: RopeSpec) -> HeldOut:
+def held_out_loss(model: Computes, batches: Iterable[TokenBatch], rope: RopeSpec) -> HeldOut:
     """Sum of the plain cross-entropy (no z-loss) over all targets of ``batches``, of any sizes."""
     nll_sum, targets = 0.0, 0
     for batch in batches:
         position_BT, document_BT = torch.as_tensor(batch.position_BT), torch.as_tensor(batch.document_BT)
-        context = make_context(position_BT, document_BT, model.spec, rope, model.dtype)
+        context = replace(make_context(position_BT, document_BT, model.spec, rope, model.dtype), ranks=model.ranks)
         hidden_BTD = model.forward(torch.as_tensor(batch.tokens_BT).long(), context)
         targets_BT = torch.as_tensor(batch.targets_BT).long()
         nll_sum += float(model.loss(hidden_BTD, targets_BT, None, 0.0).nll_sum)

@@ -9,13 +9,13 @@ import torch
 
 from headway.base.errors import ConfigError, RunError
 from headway.model.context import make_context
-from headway.model.precision import ComputeModel
+from headway.model.precision import Computes
 from headway.recipe.spec import RopeSpec
 
 
 @torch.no_grad()
 def greedy(
-    model: ComputeModel,
+    model: Computes,
     prompts_ids: list[list[int]],
     new_tokens: int,
     rope: RopeSpec,
@@ -25,7 +25,7 @@ def greedy(
     return [_continue(model, prompt, new_tokens, rope, document_token) for prompt in prompts_ids]
 
 
-def _continue(model: ComputeModel, prompt: list[int], new_tokens: int, rope: RopeSpec, document_token: int | None) -> list[int]:
+def _continue(model: Computes, prompt: list[int], new_tokens: int, rope: RopeSpec, document_token: int | None) -> list[int]:
     if not prompt:
         raise ConfigError("a prompt without tokens", "a continuation needs at least one token to stand on")
     ids, positions = list(prompt), model.spec.positions
@@ -43,7 +43,7 @@ def _continue(model: ComputeModel, prompt: list[int], new_tokens: int, rope: Rop
     return ids[len(prompt) :]
 
 
-def _next_token(model: ComputeModel, ids: list[int], rope: RopeSpec) -> int:
+def _next_token(model: Computes, ids: list[int], rope: RopeSpec) -> int:
     """The likeliest next token; on a tie the smallest id."""
     position_1T = torch.arange(len(ids)).unsqueeze(0)
     context = make_context(position_1T, torch.zeros_like(position_1T), model.spec, rope, model.dtype)

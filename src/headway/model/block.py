@@ -69,9 +69,9 @@ class Block(nn.Module):
 
     def _ffn(self, x_BTD: Tensor, context: Context) -> Tensor:
         if self.experts is None:
-            return self.ffn(x_BTD)
+            return self.ffn(x_BTD, context.ranks)
         routed_BTD = mixture(x_BTD, self.router, self.experts, self.spec, context.tally_of(self.name), context.scored_BT)
-        return routed_BTD if self.shared is None else routed_BTD + self.shared(x_BTD)
+        return routed_BTD if self.shared is None else routed_BTD + self.shared(x_BTD, context.ranks)
 
     def _add(self, x_BTD: Tensor, added_BTD: Tensor, site: str, context: Context) -> Tensor:
         added_BTD = drop(added_BTD, context.dropout, f"{self.name}.{site}")

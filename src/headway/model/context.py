@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from headway.model.dropout import DropoutKey
+from headway.model.ranks import ALONE, Ranks
 from headway.model.rope import angle_table, attention_growth
 from headway.recipe.spec import ModelSpec, RopeSpec
 
@@ -62,9 +63,15 @@ class Context:
     tally: Tally | None = None  # of routers, in training
     dropout: DropoutKey | None = None
     scored_BT: Tensor | None = None  # bool: tokens that a loss depends on, so that routers may count them; None: all
+    ranks: Ranks = ALONE  # that share the work
 
     def tally_of(self, layer: str) -> LayerTally | None:
         return None if self.tally is None else self.tally.of(layer)
+
+    def scored_further(self, depth: int) -> Tensor:
+        """bool, B T: tokens whose loss of the token ``depth`` further counts."""
+        keep_BT = goes_on(self.document_BT, depth)
+        return keep_BT if self.scored_BT is None else keep_BT & self.scored_BT
 
     def growth(self, layer: int, model: ModelSpec) -> float:
         """Of scores in layer ``layer``: YaRN grows those that it turns."""

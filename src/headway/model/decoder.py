@@ -18,10 +18,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from headway.model.block import Block
-from headway.model.context import Context, goes_on
+from headway.model.context import Context
 from headway.model.dropout import drop
 from headway.model.loss import OutputRule
-from headway.model.weight import Norm, Weight, project
+from headway.model.ranks import Ranks
+from headway.model.weight import Norm, Weight
 from headway.recipe.spec import ModelSpec
 
 
@@ -43,10 +44,10 @@ class Further(Block):
         self._build(spec, spec.layers - 1, f"mtp.{depth}")  # between, so that parameters stand in the order of their roles
         self.norm = Norm(spec, spec.width)
 
-    def further(self, hidden_BTD: Tensor, embedded_BTD: Tensor, context: Context) -> Tensor:
+    def forward(self, hidden_BTD: Tensor, embedded_BTD: Tensor, context: Context) -> Tensor:  # type: ignore[override]
         """The hidden state before it, and the embedding of the token that this spoke of -> the next hidden state."""
         both_BTD = torch.cat((self.hidden_norm(hidden_BTD), self.embed_norm(embedded_BTD)), -1)
-        return self.norm(self(project(both_BTD, self.project), context))
+        return self.norm(super().forward(self.project(both_BTD), context))
 
 
 class Decoder(nn.Module):
@@ -70,8 +71,8 @@ class Decoder(nn.Module):
 
     @property
     def head_weight(self) -> Tensor:
-        """V D: the rows that score each token of the vocabulary."""
-        return self.embed.weight if self.head is None else self.head.weight
+        """V D: the rows that score each token of the vocabulary (this rank's)."""
+        return (self.embed if self.head is None else self.head).matrix()
 
     def forward(self, tokens_BT: Tensor, context: Context) -> Tensor:
         """Hidden states after the final norm, B T D; ``logits`` makes logits of them."""
@@ -82,8 +83,8 @@ class Decoder(nn.Module):
         token to go on from; what stands there is to be masked (``objective``)."""
         hidden = [self(tokens_BT, context)]
         for depth, head in enumerate(cast("Iterable[Further]", self.mtp), start=1):
-            context = replace(context, scored_BT=goes_on(context.document_BT, depth))
-            hidden.append(head.further(hidden[-1], self._embed(tokens_BT.roll(-depth, 1)), context))
+            context = replace(context, scored_BT=context.scored_further(depth))
+            hidden.append(head(hidden[-1], self._embed(tokens_BT.roll(-depth, 1), context.ranks), context))
         return Hidden(hidden[0], tuple(hidden[1:]))
 
     def logits(self, hidden_ND: Tensor) -> Tensor:
@@ -94,9 +95,10 @@ class Decoder(nn.Module):
 
     def _stream(self, tokens_BT: Tensor, context: Context) -> Tensor:
         """The residual stream after the last block."""
-        x_BTD = self._embed(tokens_BT)
+        ranks = context.ranks
+        x_BTD = self._embed(tokens_BT, ranks)
         if self.positions is not None:
-            x_BTD = x_BTD + F.embedding(context.position_BT, self.positions.weight).to(x_BTD.dtype)
+            x_BTD = x_BTD + F.embedding(ranks.own(context.position_BT), self.positions.matrix()).to(x_BTD.dtype)
         if self.embed_norm is not None:
             x_BTD = self.embed_norm(x_BTD)
         x_BTD = drop(x_BTD, context.dropout, "embed")
@@ -104,5 +106,13 @@ class Decoder(nn.Module):
             x_BTD = block(x_BTD, context)
         return x_BTD
 
-    def _embed(self, tokens_BT: Tensor) -> Tensor:
-        return F.embedding(tokens_BT, self.embed.weight).to(self.stream_dtype or self.embed.weight.dtype)
+    def _embed(self, tokens_BT: Tensor, ranks: Ranks) -> Tensor:
+        """A rank looks up what its rows of the vocabulary hold; the others' rows give zeros."""
+        weight_VD = self.embed.matrix()
+        dtype = self.stream_dtype or weight_VD.dtype
+        if not ranks.divide_tokens:
+            return F.embedding(tokens_BT, weight_VD).to(dtype)
+        row_BT = tokens_BT - ranks.first_row(self.spec.vocabulary)
+        here_BT = (row_BT >= 0) & (row_BT < len(weight_VD))
+        found_BTD = F.embedding(torch.where(here_BT, row_BT, 0), weight_VD)
+        return ranks.own_sum(torch.where(here_BT[..., None], found_BTD, 0).to(dtype))

@@ -53,6 +53,10 @@ class Router(Weight):
         self.balances = spec.experts.router_bias
         if self.balances or spec.bias == "all":
             self.bias = nn.Parameter(torch.empty(spec.experts.experts), requires_grad=not self.balances)
+        self.spec = spec
+
+    def forward(self, x_BTD: Tensor) -> Routing:  # type: ignore[override]
+        return route(x_BTD, self, self.spec)
 
 
 class Experts(nn.Module):
@@ -76,7 +80,7 @@ def mixture(
     mask_BT: Tensor | None = None,
 ) -> Tensor:
     """What the chosen experts give together, B T D. Masked tokens pass like others and are left out of ``tally`` only."""
-    routing = route(x_BTD, router, spec)
+    routing = router(x_BTD)
     if tally is not None:
         tally.record(routing, mask_BT)
     plan = make_plan(routing.choice_BTk.flatten(0, 1), router.weight.shape[0])
@@ -103,8 +107,9 @@ def route(x_BTD: Tensor, router: Router, spec: ModelSpec) -> Routing:
     """Scores, choice and weights of every token, computed in float32 whatever the model computes in."""
     options = spec.experts
     assert options is not None
-    learned_X = None if router.bias is None or router.balances else _wide(router.bias)
-    logits_BTX = F.linear(_wide(x_BTD), _wide(router.weight), learned_X) * multipliers(spec).router
+    learned_X = None if router.balances else router.added()
+    learned_X = None if learned_X is None else _wide(learned_X)
+    logits_BTX = F.linear(_wide(x_BTD), _wide(router.matrix()), learned_X) * multipliers(spec).router
     scores_BTX = SCORES[options.score](logits_BTX)
     with torch.no_grad():
         balance_X = router.bias if router.balances else None
@@ -219,7 +224,7 @@ def _feed_forward(rows_MD: Tensor, experts: Experts, spec: ModelSpec, plan: Plan
 
 def project_each(x_MI: Tensor, module: Weight, plan: Plan) -> Tensor:
     """x W' + b with each row's own expert -> M O; types as in ``weight.project``."""
-    weight_XOI, bias_XO = module.weight, module.bias
+    weight_XOI, bias_XO = module.matrix(), module.added()
     way = product_grouped if x_MI.is_cuda and _is_aligned(weight_XOI) else product_in_loop
     y_MO = way(x_MI.to(weight_XOI.dtype), weight_XOI, plan.ends_X)
     if bias_XO is not None:  # as a product: its gradient sums rows in a fixed order on every device

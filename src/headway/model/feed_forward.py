@@ -10,7 +10,8 @@ from collections.abc import Callable
 from torch import Tensor, nn
 
 from headway.model.kernels import geglu, gelu, relu2, swiglu
-from headway.model.weight import Weight, project
+from headway.model.ranks import Ranks
+from headway.model.weight import Weight
 from headway.recipe.spec import ModelSpec
 
 GATES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"swiglu": swiglu, "geglu": geglu}
@@ -28,8 +29,8 @@ class FeedForward(nn.Module):
             self.gate = Weight(width, D, biased=biased)
         self.up, self.down = Weight(width, D, biased=biased), Weight(D, width, biased=biased)
 
-    def forward(self, x_BTD: Tensor) -> Tensor:
-        up_BTF = project(x_BTD, self.up)
-        if self.kind in GATES:
-            return project(GATES[self.kind](project(x_BTD, self.gate), up_BTF), self.down)
-        return project(PLAIN[self.kind](up_BTF), self.down)
+    def forward(self, x_BTD: Tensor, ranks: Ranks) -> Tensor:
+        x_BTD = ranks.all(x_BTD)
+        up_BTF = self.up(x_BTD)
+        inner_BTF = GATES[self.kind](self.gate(x_BTD), up_BTF) if self.kind in GATES else PLAIN[self.kind](up_BTF)
+        return self.down.into_stream(inner_BTF, ranks)

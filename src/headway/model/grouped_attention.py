@@ -2,7 +2,7 @@
 
     x -> q, k, v -> norm of q and k -> RoPE -> softmax(q k' scale) v -> o
 
-Shapes: B batch, T time, D width, H heads, K kv heads, E head width.
+Shapes: B batch, T time, D width, H heads, K kv heads (of this rank), E head width.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from headway.model.attention import attend
 from headway.model.context import Context
 from headway.model.kernels import norm_rotate
-from headway.model.weight import Norm, Weight, project
+from headway.model.weight import Norm, Weight
 from headway.recipe.mup import multipliers
 from headway.recipe.spec import ModelSpec
 
@@ -36,11 +36,13 @@ class GroupedAttention(nn.Module):
     def forward(self, x_BTD: Tensor, context: Context) -> Tensor:
         spec = self.spec
         scale = multipliers(spec).attention * context.growth(self.layer, spec)
-        q_BTHE = self._turned(project(x_BTD, self.q), "q_norm", context, scale)
-        k_BTKE = self._turned(project(x_BTD, self.k), "k_norm", context, 1.0)
-        v_BTKE = project(x_BTD, self.v).unflatten(-1, (spec.kv_heads, spec.head_width))
+        x_BTD = context.ranks.all(x_BTD)
+        q_BTHE = self._turned(self.q(x_BTD), "q_norm", context, scale)
+        k_BTKE = self._turned(self.k(x_BTD), "k_norm", context, 1.0)
+        v_BTKE = self.v(x_BTD).unflatten(-1, (-1, spec.head_width))
         visible = context.visible(spec.is_windowed(self.layer))
-        return project(attend(q_BTHE, k_BTKE, v_BTKE, visible, spec.attention_softcap).flatten(-2), self.o)
+        out_BTF = attend(q_BTHE, k_BTKE, v_BTKE, visible, spec.attention_softcap).flatten(-2)
+        return self.o.into_stream(out_BTF, context.ranks)
 
     def _turned(self, x_BTF: Tensor, norm: str, context: Context, scale: float) -> Tensor:
         """Norm over each head or over all of them, RoPE, ``scale`` -> B T heads E."""
@@ -48,6 +50,6 @@ class GroupedAttention(nn.Module):
         if spec.qk_norm and spec.qk_norm_over == "all":
             x_BTF = getattr(self, norm)(x_BTF)
         elif spec.qk_norm:
-            gain_E = getattr(self, norm).weight
+            gain_E = getattr(self, norm).gain()
         cos, sin = (context.cos_BTE, context.sin_BTE) if spec.has_positions(self.layer) else (None, None)
         return norm_rotate(x_BTF.unflatten(-1, (-1, spec.head_width)), gain_E, cos, sin, spec.norm_epsilon, scale)

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from headway.model.counter_random import Words
 from headway.recipe.mup import init_std
-from headway.recipe.roles import parameter_shapes
+from headway.recipe.roles import ParameterShape, parameter_shapes
 from headway.recipe.spec import ModelSpec
 
 LONG_RUN_ELEMENTS = 512
@@ -94,24 +94,30 @@ def _consecutive(rows: Iterator[int], most: int) -> Iterator[tuple[int, int]]:
     yield first, height
 
 
-def _fill_normal(parameter: Tensor, name: str, std: float, seed: int) -> None:
-    """In tiles of the leading axis: the memory beside the parameter itself does not grow with it."""
-    shape, rest = tuple(parameter.shape), (0,) * (parameter.dim() - 1)
-    height = max(1, TILE_ELEMENTS // max(1, math.prod(shape[1:])))
-    for first in range(0, shape[0], height):
-        rows = min(height, shape[0] - first)
-        parameter[first : first + rows].copy_(logical_normal(name, shape, std, seed, (first, *rest), (rows, *shape[1:])))
+def _fill_normal(part: Tensor, shape: ParameterShape, offset: Sequence[int], std: float, seed: int) -> None:
+    """In tiles of the leading axis: the memory beside the part itself does not grow with it."""
+    rows, *rest = part.shape
+    height = max(1, TILE_ELEMENTS // max(1, math.prod(rest)))
+    for first in range(0, rows, height):
+        lengths, at = (min(height, rows - first), *rest), (offset[0] + first, *offset[1:])
+        part[first : first + height].copy_(logical_normal(shape.name, shape.shape, std, seed, at, lengths))
 
 
 @torch.no_grad()
+def initialise_part(part: Tensor, shape: ParameterShape, offset: Sequence[int], spec: ModelSpec, seed: int) -> None:
+    """Fill the rectangle of a parameter that begins at ``offset`` in place, by the parameter's role."""
+    std = init_std(shape, spec)
+    if not std:
+        part.fill_(1.0 if std is None else 0.0)
+    else:
+        _fill_normal(part, shape, offset, std, seed)
+
+
 def initialise(model: nn.Module, spec: ModelSpec, seed: int) -> None:
     """Fill every parameter of ``model`` in place by its role. Neither order nor torch's generator plays a part."""
     parameters = dict(model.named_parameters())
     for wanted in parameter_shapes(spec):
-        parameter, std = parameters.pop(wanted.name), init_std(wanted, spec)
+        parameter = parameters.pop(wanted.name)
         assert tuple(parameter.shape) == wanted.shape, wanted.name
-        if not std:
-            parameter.fill_(1.0 if std is None else 0.0)
-        else:
-            _fill_normal(parameter, wanted.name, std, seed)
+        initialise_part(parameter.detach(), wanted, (0,) * parameter.dim(), spec, seed)
     assert not parameters, f"parameters without a role: {sorted(parameters)}"

@@ -4,7 +4,7 @@
     x -> kv_down -> [latent Rkv, key Er]   latent -> norm -> kv: per head En of a key, Ev of a value;  the key with RoPE is
                                            one for all heads
 
-Shapes: B batch, T time, D width, H heads, En, Er widths of a query and key without and with RoPE, Ev of a value.
+Shapes: B batch, T time, D width, H heads (of this rank), En, Er widths of a query and key without and with RoPE, Ev of a value.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from headway.model.attention import attend
 from headway.model.context import Context
 from headway.model.kernels import norm_rotate
-from headway.model.weight import Norm, Weight, project
+from headway.model.ranks import Ranks
+from headway.model.weight import Norm, Weight
 from headway.recipe.mup import multipliers
 from headway.recipe.spec import ModelSpec
 
@@ -37,20 +38,23 @@ class LatentAttention(nn.Module):
     def forward(self, x_BTD: Tensor, context: Context) -> Tensor:
         spec, latent = self.spec, self.latent
         scale = multipliers(spec).attention * context.growth(self.layer, spec)
-        key_BTR, rope_BTE = project(x_BTD, self.kv_down).split([latent.kv_rank, latent.rope_width], -1)
-        kv_BTHE = project(self.kv_down_norm(key_BTR), self.kv).unflatten(-1, (spec.heads, -1))
+        ranks, heads_width = context.ranks, latent.nope_width + latent.value_width
+        key_BTR, rope_BTE = self.kv_down(x_BTD).split([latent.kv_rank, latent.rope_width], -1)
+        kv_BTHE = self.kv(ranks.all(self.kv_down_norm(key_BTR))).unflatten(-1, (-1, heads_width))
         k_BTHE, v_BTHE = kv_BTHE.split([latent.nope_width, latent.value_width], -1)
-        q_BTHE = self._turned(self._queries(x_BTD), context, scale)
+        q_BTHE = self._turned(self._queries(x_BTD, ranks), context, scale)
         if latent.rope_width:
-            turned_BT1E = self._rotate(rope_BTE.unsqueeze(2), context, 1.0)
-            k_BTHE = torch.cat((k_BTHE, turned_BT1E.expand(-1, -1, spec.heads, -1)), -1)
+            turned_BT1E = self._rotate(ranks.all(rope_BTE).unsqueeze(2), context, 1.0)
+            k_BTHE = torch.cat((k_BTHE, turned_BT1E.expand(-1, -1, k_BTHE.shape[2], -1)), -1)
         visible = context.visible(spec.is_windowed(self.layer))
-        return project(attend(q_BTHE, k_BTHE, v_BTHE, visible, spec.attention_softcap).flatten(-2), self.o)
+        out_BTF = attend(q_BTHE, k_BTHE, v_BTHE, visible, spec.attention_softcap).flatten(-2)
+        return self.o.into_stream(out_BTF, ranks)
 
-    def _queries(self, x_BTD: Tensor) -> Tensor:
+    def _queries(self, x_BTD: Tensor, ranks: Ranks) -> Tensor:
+        """The way down is narrow, and runs on each rank's own tokens."""
         if self.latent.query_rank is not None:
-            x_BTD = self.q_down_norm(project(x_BTD, self.q_down))
-        return project(x_BTD, self.q).unflatten(-1, (self.spec.heads, self.latent.key_width))
+            x_BTD = self.q_down_norm(self.q_down(x_BTD))
+        return self.q(ranks.all(x_BTD)).unflatten(-1, (-1, self.latent.key_width))
 
     def _turned(self, q_BTHE: Tensor, context: Context, scale: float) -> Tensor:
         """Queries scaled, their last Er values turned."""

@@ -10,7 +10,11 @@ tokens are chosen away by ``torch.where``, never multiplied: 0 x inf would be Na
 
 The two products of the gradient are taken for several chunks at once: dW is read and written as a whole each time.
 
-Shapes: B batch, T time, N = B T tokens, C tokens of a chunk, G of a group of chunks, D width, V vocabulary.
+Where ranks divide the vocabulary, each has the logits of its own rows of W; the largest logit, the sum of exponentials and the
+target's logit are exchanged, three numbers per token (``ranks.py``).
+
+Shapes: B batch, T time, N = B T tokens, C tokens of a chunk, G of a group of chunks, D width, V vocabulary
+(of this rank).
 """
 
 from __future__ import annotations
@@ -24,6 +28,7 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
 from headway.formulas.activations import GROUPED_CHUNKS, loss_chunk_tokens
+from headway.model.ranks import ALONE, Ranks
 from headway.recipe.mup import multipliers
 from headway.recipe.spec import ModelSpec
 
@@ -72,18 +77,27 @@ def loss_sums(
     z_weight: float,
     output: OutputRule | None = None,
     chunk_tokens: int | None = None,
+    vocabulary: Vocabulary | None = None,
 ) -> LossSums:
     """Sums of the per-token loss over the targets that ``mask_BT`` (None: all) keeps; ``output``: from products to logits.
 
     The result does not depend on ``chunk_tokens`` but for rounding. Masked positions may hold any target, even one
-    outside the vocabulary.
+    outside the vocabulary. ``vocabulary``: how ranks divide it; they all give the same tokens and have the same result.
     """
     chunk = chunk_tokens or loss_chunk_tokens(weight_VD.shape[0])
     targets_N, keep_N = targets_BT.reshape(-1).long(), None if mask_BT is None else mask_BT.reshape(-1).bool()
-    options = _Options(z_weight=z_weight, chunk_tokens=chunk, output=output or OutputRule())
+    options = _Options(z_weight, chunk, output or OutputRule(), vocabulary or Vocabulary())
     hidden_ND = hidden_BTD.reshape(-1, hidden_BTD.shape[-1]).to(weight_VD.dtype)
     objective, nll, z = _ChunkedLoss.apply(hidden_ND, weight_VD, targets_N, keep_N, options)
     return LossSums(nll_sum=nll, z_sum=z, objective_sum=objective)
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """How ``ranks`` divide the rows of W: this rank's begin at ``first``."""
+
+    ranks: Ranks = ALONE
+    first: int = 0
 
 
 @dataclass(frozen=True)
@@ -91,6 +105,7 @@ class _Options:
     z_weight: float
     chunk_tokens: int
     output: OutputRule
+    vocabulary: Vocabulary
 
 
 class _ChunkedLoss(Function):
@@ -153,22 +168,54 @@ class _Chunk:
         """
         product_CV = (self.hidden_CD @ self.weight_VD.t()).to(_wide_dtype(self.weight_VD))
         logits_CV = options.output.apply(product_CV)
-        largest_C, target_C = logits_CV.amax(-1), logits_CV.gather(-1, self.targets_C[:, None]).squeeze(-1)
-        softmax_CV = torch.softmax(logits_CV, -1)
-        lse_C = largest_C - softmax_CV.amax(-1).log_()
+        part = self._whole(logits_CV) if options.vocabulary.ranks is ALONE else self._divided(logits_CV, options.vocabulary)
         if grad_CV is not None:
-            self._gradient(options, logits_CV, softmax_CV, lse_C, grad_CV)
-        nll = self.kept(lse_C - target_C).sum(dtype=torch.float64)
-        return nll, options.z_weight * self.kept(lse_C.square()).sum(dtype=torch.float64)
+            self._gradient(options, logits_CV, part, grad_CV)
+        nll = self.kept(part.lse_C - part.target_C).sum(dtype=torch.float64)
+        return nll, options.z_weight * self.kept(part.lse_C.square()).sum(dtype=torch.float64)
 
-    def _gradient(self, options: _Options, logits_CV: Tensor, softmax_CV: Tensor, lse_C: Tensor, out_CV: Tensor) -> None:
-        """d objective / d products in the compute dtype; overwrites ``softmax_CV``."""
+    def _whole(self, logits_CV: Tensor) -> _Normalised:
+        softmax_CV = torch.softmax(logits_CV, -1)
+        return _Normalised(
+            softmax_CV=softmax_CV,
+            lse_C=logits_CV.amax(-1) - softmax_CV.amax(-1).log_(),
+            row_C=self.targets_C,
+            target_C=logits_CV.gather(-1, self.targets_C[:, None]).squeeze(-1),
+            minus_C=softmax_CV.new_full((1,), -1).expand(len(self.targets_C)),
+        )
+
+    def _divided(self, logits_CV: Tensor, vocabulary: Vocabulary) -> _Normalised:
+        """With the rows of the other ranks."""
+        ranks, row_C = vocabulary.ranks, self.targets_C - vocabulary.first
+        here_C = (row_C >= 0) & (row_C < logits_CV.shape[1])
+        row_C = torch.where(here_C, row_C, 0)
+        largest_C = ranks.maximum(logits_CV.amax(-1))
+        softmax_CV = (logits_CV - largest_C[:, None]).exp_()
+        sums_C2 = torch.stack([softmax_CV.sum(-1), torch.where(here_C, logits_CV.gather(-1, row_C[:, None]).squeeze(-1), 0)], -1)
+        total_C, target_C = ranks.sum(sums_C2).unbind(-1)
+        lse_C = largest_C + total_C.log()
+        return _Normalised(softmax_CV.div_(total_C[:, None]), lse_C, row_C, target_C, -here_C.to(lse_C.dtype))
+
+    def _gradient(self, options: _Options, logits_CV: Tensor, part: _Normalised, out_CV: Tensor) -> None:
+        """d objective / d products in the compute dtype; overwrites the softmax."""
+        softmax_CV = part.softmax_CV
         if options.z_weight:
-            softmax_CV.mul_((1 + 2 * options.z_weight * lse_C)[:, None])
-        softmax_CV.scatter_add_(-1, self.targets_C[:, None], softmax_CV.new_full((1, 1), -1).expand(len(lse_C), 1))
+            softmax_CV.mul_((1 + 2 * options.z_weight * part.lse_C)[:, None])
+        softmax_CV.scatter_add_(-1, part.row_C[:, None], part.minus_C[:, None])
         if self.keep_C is not None:
             softmax_CV = torch.where(self.keep_C[:, None], softmax_CV, 0)
         out_CV.copy_(options.output.gradient(softmax_CV, logits_CV))
+
+
+@dataclass(frozen=True, eq=False)
+class _Normalised:
+    """Softmax and logsumexp of a chunk, and where its targets stand among this rank's rows."""
+
+    softmax_CV: Tensor
+    lse_C: Tensor
+    row_C: Tensor
+    target_C: Tensor  # logits
+    minus_C: Tensor  # -1 where the target is one of these rows, else 0
 
 
 def _kept(hidden_GD: Tensor, targets_G: Tensor, keep_G: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:

@@ -16,9 +16,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from headway.model.context import Context, goes_on
+from headway.model.context import Context
 from headway.model.experts import Tally
-from headway.model.precision import ComputeModel
+from headway.model.precision import Computes
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,18 +33,17 @@ class TrainingSums:
     tally: Tally | None  # what the routers chose
 
 
-def training_sums(model: ComputeModel, tokens_BT: Tensor, targets_BT: Tensor, context: Context, z_weight: float) -> TrainingSums:
+def training_sums(model: Computes, tokens_BT: Tensor, targets_BT: Tensor, context: Context, z_weight: float) -> TrainingSums:
     """Forward pass and loss of one micro-batch."""
     spec = model.spec
     tally = Tally(spec) if spec.experts is not None else None
     hidden = model.hidden(tokens_BT, replace(context, tally=tally))
-    sums = model.loss(hidden.next_BTD, targets_BT, None, z_weight)
+    sums = model.loss(hidden.next_BTD, targets_BT, context.scored_BT, z_weight)
     objective, zero = sums.objective_sum, torch.zeros((), dtype=torch.float64, device=sums.nll_sum.device)
     further, routing = zero, zero
     for depth, further_BTD in enumerate(hidden.further_BTD, start=1):
-        keep_BT = goes_on(context.document_BT, depth)
         later_BT = targets_BT.roll(-depth, 1)
-        head = model.loss(further_BTD, later_BT, keep_BT, z_weight)
+        head = model.loss(further_BTD, later_BT, context.scored_further(depth), z_weight)
         further = further + head.objective_sum * (spec.mtp_weight / spec.mtp_layers)
     if tally is not None:
         routing = tally.objective_sum()

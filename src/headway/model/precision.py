@@ -13,7 +13,7 @@ which parameter computes in what, says ``recipe/trainable.py``.
 
 from __future__ import annotations
 
-from typing import cast
+from typing import Protocol, cast
 
 import torch
 from torch import Tensor, nn
@@ -23,9 +23,29 @@ from headway.model.context import Context
 from headway.model.decoder import Decoder, Hidden
 from headway.model.float8 import make_product
 from headway.model.loss import LossSums, OutputRule, loss_sums
+from headway.model.ranks import ALONE, Ranks
 from headway.model.weight import Weight
-from headway.recipe.spec import PrecisionSpec
+from headway.recipe.spec import ModelSpec, PrecisionSpec
 from headway.recipe.trainable import parameter_precisions
+
+
+class Computes(Protocol):
+    """The model of one process or of one rank, as steps and evaluations run it."""
+
+    spec: ModelSpec
+    dtype: torch.dtype  # of what passes between modules
+    ranks: Ranks  # that share the tokens
+
+    @property
+    def decoder(self) -> Decoder: ...
+    def forward(self, tokens_BT: Tensor, context: Context) -> Tensor: ...
+    def hidden(self, tokens_BT: Tensor, context: Context) -> Hidden: ...
+    def logits(self, hidden_ND: Tensor) -> Tensor: ...
+    def loss(self, hidden_BTD: Tensor, targets_BT: Tensor, mask_BT: Tensor | None, z_weight: float) -> LossSums: ...
+    def begin_micro_batch(self, *, is_last: bool) -> None: ...
+    def take_gradients(self) -> None: ...
+    def refresh(self) -> None: ...
+
 
 COMPUTE_DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32, "float8": torch.bfloat16}
 """Precision -> type of the weights that are read, and of what passes between modules."""
@@ -36,6 +56,8 @@ class ComputeModel:
 
     Gradients arrive in ``.grad`` of ``decoder``'s parameters, accumulated in float32 over backward passes.
     """
+
+    ranks: Ranks = ALONE
 
     def __init__(self, decoder: Decoder, precision: PrecisionSpec):
         if unknown := sorted({precision.compute, *precision.modules.values()} - COMPUTE_DTYPES.keys()):
@@ -69,6 +91,12 @@ class ComputeModel:
     def loss(self, hidden_BTD: Tensor, targets_BT: Tensor, mask_BT: Tensor | None, z_weight: float) -> LossSums:
         """Sums of the loss over targets, without logits of all tokens at once."""
         return loss_sums(hidden_BTD, self.head_weight, targets_BT, mask_BT, z_weight, OutputRule.of(self.spec))
+
+    def begin_micro_batch(self, *, is_last: bool) -> None:
+        """Alone there is nobody to add gradients with."""
+
+    def take_gradients(self) -> None:
+        """They are in ``.grad`` of the masters already."""
 
     @torch.no_grad()
     def refresh(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, cast
 
 from torch import Tensor, nn
 
@@ -12,13 +12,14 @@ from headway.optim import KINDS
 from headway.optim.fused_adamw import FusedAdamW
 from headway.optim.groups import Group, group_parameters
 from headway.optim.muon import Muon
+from headway.optim.parts import WHOLE, Parts
 from headway.recipe.spec import ModelSpec, OptimizerSpec
 
 
 class Update(Protocol):
     """What changes the parameters of its groups."""
 
-    def __init__(self, groups: Sequence[Group], spec: OptimizerSpec): ...
+    def __init__(self, groups: Sequence[Group], spec: OptimizerSpec, parts: Parts): ...
     def set_rate(self, rate: float) -> None: ...
     def step(self, bad: Tensor | None) -> None: ...
     def moments(self) -> dict[str, dict[nn.Parameter, Tensor]]: ...
@@ -28,23 +29,26 @@ class Update(Protocol):
 UPDATES: dict[str, type[Update]] = {"adamw": FusedAdamW, "muon": Muon}
 
 
-def build_optimizer(model: nn.Module, spec: OptimizerSpec, model_spec: ModelSpec | None = None) -> Optimizer:
-    """At the peak rate (``set_rate`` before each step). ``model_spec``: by default ``model.spec``."""
+def build_optimizer(model: nn.Module, spec: OptimizerSpec) -> Optimizer:
+    """Of a decoder, at the peak rate (``set_rate`` before each step)."""
+    return optimizer_of(dict(model.named_parameters()), cast(ModelSpec, model.spec), spec)
+
+
+def optimizer_of(named: dict[str, nn.Parameter], model: ModelSpec, spec: OptimizerSpec, parts: Parts = WHOLE) -> Optimizer:
+    """The same of parameters that lie on ranks as ``parts`` says."""
     if spec.kind not in KINDS:
         raise ConfigError(f"unknown optimizer {spec.kind!r}", f"known: {', '.join(KINDS)}")
-    named = dict(model.named_parameters())
-    groups = group_parameters(named, model_spec if model_spec is not None else model.spec, spec)  # type: ignore[arg-type]
-    return Optimizer(named, groups, spec)
+    return Optimizer(named, group_parameters(named, model, spec), spec, parts)
 
 
 class Optimizer:
     """Every parameter of a model and what updates it. The tensors stay the same ones as long as it lives."""
 
-    def __init__(self, named: dict[str, nn.Parameter], groups: Sequence[Group], spec: OptimizerSpec):
+    def __init__(self, named: dict[str, nn.Parameter], groups: Sequence[Group], spec: OptimizerSpec, parts: Parts = WHOLE):
         self.groups = tuple(groups)
-        self._named = named
+        self._named, self._parts = named, parts
         used = {kind: [group for group in groups if group.terms.update == kind] for kind in UPDATES}
-        self._updates = [UPDATES[kind](mine, spec) for kind, mine in used.items() if mine]
+        self._updates = [UPDATES[kind](mine, spec, parts) for kind, mine in used.items() if mine]
 
     def set_rate(self, rate: float) -> None:
         """The learning rate of the next step; each group's is this times its factor."""
@@ -65,10 +69,11 @@ class Optimizer:
 
         Matrices under Muon have no v, balance parameters have neither.
         """
-        flat = {f"param/{name}": parameter.detach() for name, parameter in self._named.items()}
+        logical = self._parts.logical
+        flat = {f"param/{name}": logical(name, parameter.detach()) for name, parameter in self._named.items()}
         for kind in ("m", "v"):
             moments = {p: moment for update in self._updates for p, moment in update.moments().get(kind, {}).items()}
-            flat |= {f"{kind}/{name}": moments[p] for name, p in self._named.items() if p in moments}
+            flat |= {f"{kind}/{name}": logical(name, moments[p]) for name, p in self._named.items() if p in moments}
         return flat
 
     def step_counts(self) -> list[int]:

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from headway.optim.parts import WHOLE, Parts
+
 
 @dataclass(frozen=True)
 class ClipReading:
@@ -60,14 +62,17 @@ def _norm(gradients: list[Tensor], dtype: torch.dtype) -> Tensor:
 
 
 @torch.no_grad()
-def clip_by_norm(parameters: Iterable[Tensor], limit: float | None) -> ClipResult:
+def clip_by_norm(parameters: Iterable[Tensor], limit: float | None, parts: Parts = WHOLE) -> ClipResult:
     """Scale all gradients by limit / norm where the norm exceeds ``limit`` (None: only measure), else by 1.
+
+    ``parts``: how the parameters lie on ranks; the norm is that of the whole gradient, the same on all.
 
     A norm that is not finite scales nothing: it would spread NaN into every gradient (0 x inf), and the update is skipped, so
     that it never reaches weights or moments.
     """
+    parameters = list(parameters)
     gradients = [p.grad for p in parameters if p.grad is not None]
-    norm = gradient_norm(gradients)
+    norm = parts.norm(gradient_norm([p.grad for p in parts.counted(parameters) if p.grad is not None]))
     if limit is None or not gradients:
         return ClipResult(norm, torch.zeros_like(norm, dtype=torch.bool))
     clipped = torch.isfinite(norm) & (norm > limit)

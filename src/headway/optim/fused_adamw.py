@@ -12,13 +12,15 @@ from torch import Tensor, nn
 from torch.optim import AdamW
 
 from headway.optim.groups import Group
+from headway.optim.parts import WHOLE, Parts
 from headway.recipe.spec import OptimizerSpec
 
 
 class FusedAdamW:
     """The update of the groups that are given; nothing else touches their moments and counts."""
 
-    def __init__(self, groups: Sequence[Group], spec: OptimizerSpec):
+    def __init__(self, groups: Sequence[Group], spec: OptimizerSpec, parts: Parts = WHOLE):
+        """``parts``: none are needed, each element is updated by itself."""
         self._factors = [group.terms.rate for group in groups]
         self._torch = AdamW(
             [

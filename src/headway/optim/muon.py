@@ -6,7 +6,8 @@
     scale   rms        0.2 sqrt(max(rows, columns)): elements of about 0.2, as AdamW's are (Moonlight, arXiv 2502.16982, eq. 4)
             spectral   sqrt(max(1, rows / columns)): outputs move alike at every width (Jordan)
 
-A matrix is what a product uses: parameters with a leading axis (experts) are so many matrices, each orthogonal by itself.
+A matrix is what a product uses: parameters with a leading axis (experts) are so many matrices, each orthogonal by itself. Where
+ranks have parts of a matrix, it is made whole first: the update of a part alone would be another one.
 
 Shapes: X matrices of a parameter (1 of a plain one), R rows (outputs), C columns (inputs), S the shorter side, L the longer.
 """
@@ -20,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from headway.optim.groups import Group
+from headway.optim.parts import WHOLE, Parts
 from headway.recipe.spec import OptimizerSpec
 
 SCALES: dict[str, Callable[[int, int], float]] = {
@@ -57,8 +59,8 @@ def orthogonal(u_XRC: Tensor) -> Tensor:
 class Muon:
     """The update of the groups that are given. It has no second moments and counts nothing."""
 
-    def __init__(self, groups: Sequence[Group], spec: OptimizerSpec):
-        self._groups = groups
+    def __init__(self, groups: Sequence[Group], spec: OptimizerSpec, parts: Parts = WHOLE):
+        self._groups, self._parts = groups, parts
         self._momentum, self._scale = spec.momentum, SCALES[spec.muon_scale]
         self._m = {p: torch.zeros_like(p) for group in groups for p in group.parameters}
         self.set_rate(spec.peak_rate)
@@ -80,8 +82,9 @@ class Muon:
         g, m, w = parameter.grad, self._m[parameter], parameter.detach()
         new_m = m.lerp(g, 1 - self._momentum)
         u = g.lerp(new_m, self._momentum)
-        o = orthogonal(u.reshape(-1, *u.shape[-2:])).view(u.shape)
-        new_w = (w * (1 - shrink)).add_(o, alpha=-rate * self._scale(*u.shape[-2:]))
+        whole = self._parts.gather(parameter, u)
+        o = self._parts.cut(parameter, orthogonal(whole.reshape(-1, *whole.shape[-2:])).view(whole.shape))
+        new_w = (w * (1 - shrink)).add_(o, alpha=-rate * self._scale(*whole.shape[-2:]))
         _put(new_m, m, bad)
         _put(new_w, w, bad)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 
 from headway.data.reader import TokenReader, WindowBatch
 from headway.data.stream import Positions, Stream
@@ -19,14 +20,34 @@ class StepBatch:
     micro_batches: tuple[WindowBatch, ...]
     targets: int
     rows: tuple[tuple[int, ...], ...]  # of each micro-batch, their places in the step's batch
+    padded: int = 0  # last sequences of all micro-batches together that are there to fill them, and count for nothing
+
+    def scored(self, index: int) -> torch.Tensor | None:
+        """bool, B T: which tokens of micro-batch ``index`` count; None: all."""
+        if not self.padded:
+            return None
+        tokens_BT = self.micro_batches[index].tokens_BT
+        before, real = sum(len(rows) for rows in self.rows[:index]), sum(map(len, self.rows)) - self.padded
+        counts_B = torch.arange(before, before + len(tokens_BT)) < real
+        return counts_B[:, None].expand(tokens_BT.shape)
+
+
+@dataclass(frozen=True)
+class Replica:
+    """One of ``count`` groups of ranks that take a batch's sequences among them."""
+
+    index: int = 0
+    count: int = 1
 
 
 class Feed:
     """``fetch(step)`` for any 0-based step, in any order: the same step always gives the same batch."""
 
-    def __init__(self, stream: Stream, reader: TokenReader, schedule: Schedule, micro_batch_tokens: int):
+    def __init__(
+        self, stream: Stream, reader: TokenReader, schedule: Schedule, micro_batch_tokens: int, replica: Replica | None = None
+    ):
         self.stream, self.reader, self.schedule = stream, reader, schedule
-        self.micro_batch_tokens = micro_batch_tokens
+        self.micro_batch_tokens, self.replica = micro_batch_tokens, replica or Replica()
 
     def micro_sequences(self, sequence_length: int) -> int:
         """Sequences of one forward pass."""
@@ -35,7 +56,7 @@ class Feed:
     def fetch(self, step: int) -> StepBatch:
         place = self.schedule.place(step)
         stage = self.schedule.spec.stages[place.stage]
-        u = self.stream.rank_sequences(place.stage, place.first_sequence, place.batch_sequences, rank=0, world=1)
+        u, padded = self._sequences(place)
         positions = self.stream.locate(place.stage, u)
         size = self.micro_sequences(stage.sequence_length)
         micro_batches = tuple(
@@ -43,7 +64,16 @@ class Feed:
             for start in range(0, len(u), size)
         )
         rows = tuple(tuple((u[start : start + size] - place.first_sequence).tolist()) for start in range(0, len(u), size))
-        return StepBatch(place, micro_batches, len(u) * stage.sequence_length, rows)
+        return StepBatch(place, micro_batches, place.batch_sequences * stage.sequence_length, rows, padded)
+
+    def _sequences(self, place: StepPlace) -> tuple[np.ndarray, int]:
+        """This replica's, as many as the largest share has: all replicas run the same number of micro-batches, of the same
+        sizes. What is missing is filled with real sequences that count for nothing (CONTRACTS section 4)."""
+        batch, count = place.batch_sequences, self.replica.count
+        u = self.stream.rank_sequences(place.stage, place.first_sequence, batch, rank=self.replica.index, world=count)
+        missing = -(-batch // count) - len(u)
+        filling = place.first_sequence + np.arange(missing) % batch
+        return np.concatenate([u, filling]), missing
 
 
 def _cut(positions: Positions, start: int, stop: int) -> Positions:

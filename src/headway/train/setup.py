@@ -26,9 +26,12 @@ from headway.data.tokenizer import Tokenizer
 from headway.model.decoder import Decoder
 from headway.model.experts import balance_biases
 from headway.model.init import initialise
-from headway.model.precision import ComputeModel
-from headway.optim.build import Optimizer, build_optimizer
+from headway.model.precision import ComputeModel, Computes
+from headway.optim.build import Optimizer, build_optimizer, optimizer_of
 from headway.optim.guard import Guard
+from headway.optim.parts import WHOLE, Parts
+from headway.parallel.mesh import Mesh
+from headway.parallel.model import ShardedModel
 from headway.recipe.schedules import Schedule
 from headway.recipe.spec import Spec
 from headway.recipe.trainable import refuse_untrainable
@@ -49,12 +52,14 @@ class Trainee:
     """What learns: fp32 master weights and moments, the model that computes, the count of updates applied."""
 
     spec: Spec
-    compute: ComputeModel
+    compute: Computes
     optimizer: Optimizer
     guard: Guard
-    parameters: list[torch.nn.Parameter]
+    parameters: list[torch.nn.Parameter]  # this rank's parts
     balance_biases: dict[str, torch.Tensor]  # by layer, of routers that balance without a loss
     updates: int = 0
+    mesh: Mesh | None = None  # None: one process
+    parts: Parts = WHOLE  # how parameters lie on the ranks
 
     def state(self) -> dict[str, torch.Tensor]:
         """The flat state: param/..., m/..., v/..., guard/..."""
@@ -199,9 +204,30 @@ def open_data(data_directory: Path, spec: Spec) -> tuple[TokenReader, Tokenizer]
     return reader, Tokenizer.load(data_directory / entry.file, entry.document_token)
 
 
-def build_trainee(spec: Spec) -> Trainee:
-    """Model on initial weights (a pure function of seed, name and index) and optimiser with zero moments."""
+def build_trainee(spec: Spec, mesh: Mesh | None = None) -> Trainee:
+    """Model on initial weights (a pure function of seed, name and index) and optimiser with zero moments.
+
+    With a ``mesh``: this rank's part of both.
+    """
     refuse_untrainable(spec.precision)
+    return _alone(spec) if mesh is None else _sharded(spec, mesh)
+
+
+def _sharded(spec: Spec, mesh: Mesh) -> Trainee:
+    compute = ShardedModel(spec.model, spec.precision, spec.seed, mesh)
+    return Trainee(
+        spec=spec,
+        compute=compute,
+        optimizer=optimizer_of(compute.parts.local, spec.model, spec.optimizer, compute.parts),
+        guard=Guard(spec.stability.skip_above),
+        parameters=list(compute.parts.local.values()),
+        balance_biases=balance_biases(compute.decoder),
+        mesh=mesh,
+        parts=compute.parts,
+    )
+
+
+def _alone(spec: Spec) -> Trainee:
     with torch.device("meta"):
         decoder = Decoder(spec.model)
     decoder.to_empty(device="cpu")

@@ -17,8 +17,10 @@ from headway.model.context import Context, make_context
 from headway.model.dropout import DropoutKey
 from headway.model.experts import LayerLoad, Loads, update_bias
 from headway.model.objective import TrainingSums, training_sums
-from headway.model.precision import ComputeModel
+from headway.model.precision import Computes
 from headway.optim.clip import clip_by_norm
+from headway.parallel.mesh import Mesh
+from headway.parallel.sums import over_tokens
 from headway.recipe.spec import RopeSpec, StabilitySpec
 from headway.train.feed import StepBatch
 from headway.train.setup import Trainee
@@ -36,7 +38,7 @@ class StepResult:
     extra: dict[str, Any] = field(default_factory=dict)  # of heads for further tokens and of routers, for the record
 
 
-class _Sums:
+class Sums:
     """Over the micro-batches of one step, on the device until ``read``."""
 
     def __init__(self) -> None:
@@ -49,24 +51,30 @@ class _Sums:
         if sums.tally is not None:
             self.loads.add(sums.tally)
 
-    def read(self) -> list[float]:
+    def read(self, mesh: Mesh | None) -> list[float]:
+        """Over the whole batch of the step."""
         assert self.losses is not None, "a step has a micro-batch"
-        return self.losses.tolist()
+        return over_tokens(self.losses, mesh).tolist()
 
 
-def context_of(compute: ComputeModel, batch: WindowBatch, rope: RopeSpec) -> Context:
+def context_of(compute: Computes, batch: WindowBatch, rope: RopeSpec) -> Context:
     """Angles and document pieces of one micro-batch."""
     position_BT, document_BT = torch.from_numpy(batch.position_BT), torch.from_numpy(batch.document_BT)
-    return make_context(position_BT, document_BT, compute.spec, rope, compute.dtype)
+    context = make_context(position_BT, document_BT, compute.spec, rope, compute.dtype)
+    return replace(context, ranks=compute.ranks)
 
 
 def train_step(trainee: Trainee, batch: StepBatch, rate: float) -> StepResult:
     """Run one update in place; ``rate`` is the learning rate of this step."""
+    failpoints.hit("step.begin", batch.place.step + 1)
+    return update(trainee, batch, accumulate(trainee, batch), rate)
+
+
+def update(trainee: Trainee, batch: StepBatch, sums: Sums, rate: float) -> StepResult:
+    """Clip, judge and apply the gradients that ``accumulate`` has left, balance the routers."""
     spec, step = trainee.spec, batch.place.step + 1
-    failpoints.hit("step.begin", step)
-    sums = _backward(trainee, batch)
     failpoints.hit("step.gradients", step)
-    clip = clip_by_norm(trainee.parameters, spec.optimizer.clip_norm)
+    clip = clip_by_norm(trainee.parameters, spec.optimizer.clip_norm, trainee.parts)
     bad = trainee.guard.judge(clip.norm)
     trainee.optimizer.set_rate(rate)
     trainee.optimizer.step(bad)  # a bad gradient never reaches weights or moments (L9)
@@ -79,7 +87,7 @@ def train_step(trainee: Trainee, batch: StepBatch, rate: float) -> StepResult:
         trainee.compute.refresh()
     trainee.optimizer.zero_grad()
     failpoints.hit("step.updated", step)
-    nll, z, further, routing = (loss / batch.targets for loss in sums.read())
+    nll, z, further, routing = (loss / batch.targets for loss in sums.read(trainee.mesh))
     extra = {"further_loss": further} if spec.model.mtp_layers else {}
     extra |= {"routing_loss": routing, **_loads(loads)} if loads else {}
     return StepResult(nll, z, reading.norm, reading.clipped and reading.applied, reading.applied, extra)
@@ -90,15 +98,20 @@ def must_stop(stability: StabilitySpec, skipped: int) -> bool:
     return skipped >= stability.most_skips
 
 
-def _backward(trainee: Trainee, batch: StepBatch) -> _Sums:
+def accumulate(trainee: Trainee, batch: StepBatch) -> Sums:
+    """Forward and backward passes of all micro-batches: gradients of the global mean in ``.grad`` of the parameters."""
     rope, z_weight = trainee.spec.stages[batch.place.stage].rope, trainee.spec.stability.z_loss
-    total = _Sums()
-    for micro, rows in zip(batch.micro_batches, batch.rows, strict=True):
-        context = replace(context_of(trainee.compute, micro, rope), dropout=dropout_of(trainee, batch, rows))
+    total = Sums()
+    for place, (micro, rows) in enumerate(zip(batch.micro_batches, batch.rows, strict=True), start=1):
+        trainee.compute.begin_micro_batch(is_last=place == len(batch.rows))
+        scored_BT = batch.scored(place - 1)
+        context = context_of(trainee.compute, micro, rope)
+        context = replace(context, dropout=dropout_of(trainee, batch, rows), scored_BT=scored_BT)
         tokens_BT, targets_BT = torch.from_numpy(micro.tokens_BT), torch.from_numpy(micro.targets_BT)
         sums = training_sums(trainee.compute, tokens_BT, targets_BT, context, z_weight)
         (sums.objective_sum / batch.targets).backward()
         total.add(sums)
+    trainee.compute.take_gradients()
     return total
 
 

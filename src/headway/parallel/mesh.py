@@ -1,0 +1,75 @@
+"""The mesh of a layout: axes, and the groups of ranks that sum or share over several of them.
+
+    world = pp x dp_replicate x dp_shard x cp x tp         outermost first: neighbours in tp are neighbours in rank
+            `-'  `------ replicas -----'
+                 `- (replicate) x shards -----'            states are sharded over dp_shard x cp, copied over dp_replicate
+                 `---------- batch ------'                 losses are summed over these: each has its own tokens
+
+A replica (a place in dp_replicate x dp_shard) has sequences of its own; the ranks of a replica share them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Axes:
+    """Sizes of a layout's axes, and what goes with them; the names are those of the deployment."""
+
+    pp: int = 1
+    dp_replicate: int = 1
+    dp_shard: int = 1
+    cp: int = 1
+    tp: int = 1
+    ep: int = 1
+    virtual: int = 1
+    pipeline: str = "1f1b"
+    zero: int = 3
+    recompute: str = "none"
+
+    @staticmethod
+    def of(layout: Mapping[str, Any]) -> Axes:
+        """From a resolved deployment's layout; what only plans use is left out."""
+        names = {field.name for field in fields(Axes)}
+        return Axes(**{name: value for name, value in layout.items() if name in names})
+
+    @property
+    def world(self) -> int:
+        return self.pp * self.replicas * self.cp * self.tp
+
+    @property
+    def replicas(self) -> int:
+        return self.dp_replicate * self.dp_shard
+
+    def __str__(self) -> str:
+        shown = [f"{name} {getattr(self, name)}" for name in (*AXES, "ep") if getattr(self, name) > 1]
+        return " x ".join(shown) or "1 process"
+
+
+class Mesh:
+    """The groups of one layout over the default process group (or its first ``axes.world`` ranks)."""
+
+    def __init__(self, axes: Axes, device: str = "cpu"):
+        self.axes, self.device = axes, device
+        self.root: DeviceMesh = init_device_mesh(device, tuple(getattr(axes, name) for name in AXES), mesh_dim_names=AXES)
+        self.tp = self.root["tp"]
+        shards = self.root["dp_shard", "cp"]._flatten("shards")
+        batch = self.root["dp_replicate", "dp_shard", "cp"]._flatten("batch")
+        self.batch_group = batch.get_group()
+        self.states = DeviceMesh._concatenate([self.root["dp_replicate"], shards]) if axes.dp_replicate > 1 else shards
+
+    @property
+    def replica(self) -> int:
+        """Which of ``axes.replicas`` this rank belongs to."""
+        return self.root.get_local_rank("dp_replicate") * self.axes.dp_shard + self.root.get_local_rank("dp_shard")
+
+    def group(self, axis: str) -> dist.ProcessGroup:
+        return self.root[axis].get_group()

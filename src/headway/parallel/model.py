@@ -1,0 +1,156 @@
+"""The model of one rank: parameters divided over tp, sharded over the ranks that have other tokens, initial weights in place.
+
+    logical tensor --tp: cut_dimension--> part --FSDP2: rows over dp_shard x cp--> local rows (float32, with moments)
+                                           ^                                          |
+                                           '-- gathered for a block, in its dtype <---'     gradients: summed in float32
+
+Blocks are gathered one by one; what stands around them (embedding, final norm, head) is one group. A group is gathered in the
+type that its products run in where that is one; where some parameters of it compute wider, it is gathered as wide, and each is
+rounded where it is used (``weight.read``). The result is that of ``precision.ComputeModel``, bit for bit up to the order of sums.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor, Replicate, Shard
+
+from headway.model.block import Block
+from headway.model.context import Context
+from headway.model.decoder import Decoder, Hidden
+from headway.model.experts import Router
+from headway.model.init import initialise_part
+from headway.model.loss import LossSums, OutputRule, Vocabulary, loss_sums
+from headway.model.precision import COMPUTE_DTYPES
+from headway.model.ranks import ALONE, Ranks
+from headway.model.weight import Norm, Weight
+from headway.parallel.divide import cut_dimension, part
+from headway.parallel.mesh import Mesh
+from headway.parallel.state import LocalParts, rectangle_of
+from headway.parallel.tensor import TensorRanks
+from headway.recipe.roles import parameter_shapes
+from headway.recipe.spec import ModelSpec, PrecisionSpec
+from headway.recipe.trainable import parameter_precisions
+
+
+class ShardedModel:
+    """What a step runs on a rank of ``mesh``; the same methods as ``precision.ComputeModel``."""
+
+    def __init__(self, spec: ModelSpec, precision: PrecisionSpec, seed: int, mesh: Mesh):
+        self.spec, self.mesh = spec, mesh
+        kinds = parameter_precisions(spec, precision)
+        self.dtypes = {name: COMPUTE_DTYPES[kind] for name, kind in kinds.items()}
+        self.dtype = COMPUTE_DTYPES[precision.compute]
+        self.ranks: Ranks = TensorRanks(mesh.group("tp")) if mesh.axes.tp > 1 else ALONE
+        with torch.device("meta"):
+            self.decoder = Decoder(spec)
+        self.decoder.stream_dtype = self.dtype
+        for name, module in _parameter_modules(self.decoder):
+            module.dtype = self.dtypes[f"{name}.weight"]
+        self._divide()
+        self._shard()
+        self.decoder.to_empty(device=mesh.device)
+        self.parts = LocalParts(self.decoder)
+        self._initialise(seed)
+
+    def _initialise(self, seed: int) -> None:
+        """This rank's parts only: no rank ever holds the whole."""
+        shapes = {shape.name: shape for shape in parameter_shapes(self.spec)}
+        for name, parameter in self.parts.sharded.items():
+            initialise_part(self.parts.local[name].detach(), shapes[name], rectangle_of(parameter).offset, self.spec, seed)
+
+    def _divide(self) -> None:
+        if self.mesh.axes.tp == 1:
+            return
+        for name, parameter in list(self.decoder.named_parameters()):
+            if not parameter.requires_grad:
+                continue
+            dimension = cut_dimension(name)
+            local_shape = list(parameter.shape)
+            if dimension is not None:
+                own = part(local_shape[dimension], self.mesh.tp.get_local_rank(), self.mesh.axes.tp)
+                local_shape[dimension] = own.stop - own.start
+            placement = Replicate() if dimension is None else Shard(dimension)
+            divided = DTensor.from_local(
+                torch.empty(local_shape, dtype=parameter.dtype, device="meta"),
+                self.mesh.tp,
+                [placement],
+                run_check=False,
+                shape=parameter.shape,
+                stride=parameter.stride(),
+            )
+            owner, _, leaf = name.rpartition(".")
+            setattr(self.decoder.get_submodule(owner), leaf, nn.Parameter(divided))
+
+    def _shard(self) -> None:
+        """Bottom up; every module is told to sum: neither the factor nor the sum reaches modules below (CONTRACTS section 4)."""
+        decoder = self.decoder
+        self._balance = {p for p in decoder.parameters() if not p.requires_grad}
+        blocks = [*cast("Iterable[Block]", decoder.layers), *cast("Iterable[Block]", decoder.mtp)]
+        for block in blocks:
+            for router in (module for module in block.modules() if isinstance(module, Router)):
+                self._group(router, reshard=self.mesh.axes.zero == 3)
+            self._group(block, reshard=self.mesh.axes.zero == 3)
+        self._group(decoder, reshard=False)
+        for module in self._groups():
+            module.set_gradient_divide_factor(1.0)
+            module.set_force_sum_reduction_for_comms(True)
+
+    def _group(self, module: nn.Module, *, reshard: bool) -> None:
+        grouped = {p for inner in module.modules() if isinstance(inner, FSDPModule) for p in inner.parameters()}
+        names = {parameter: name for name, parameter in self.decoder.named_parameters()}
+        dtypes = {self.dtypes[names[p]] for p in module.parameters() if p not in grouped | self._balance}
+        if module is self.decoder and self.spec.tied_embeddings:
+            dtypes.add(torch.float32)
+        gathered = dtypes.pop() if len(dtypes) == 1 else torch.float32
+        policy = MixedPrecisionPolicy(param_dtype=gathered, reduce_dtype=torch.float32, cast_forward_inputs=False)
+        fully_shard(module, mesh=self.mesh.states, reshard_after_forward=reshard, mp_policy=policy, ignored_params=self._balance)
+
+    def _groups(self) -> Iterator[FSDPModule]:
+        return (module for module in self.decoder.modules() if isinstance(module, FSDPModule))
+
+    @property
+    def head_weight(self) -> Tensor:
+        """This rank's rows, in the type that the head computes in."""
+        return self.decoder.head_weight.to(self.dtypes["head.weight"])
+
+    def forward(self, tokens_BT: Tensor, context: Context) -> Tensor:
+        return self.decoder(tokens_BT, context)
+
+    def hidden(self, tokens_BT: Tensor, context: Context) -> Hidden:
+        return self.decoder.hidden(tokens_BT, context)
+
+    def logits(self, hidden_ND: Tensor) -> Tensor:
+        """N V, float32, of hidden states that every rank has."""
+        product_NV = F.linear(hidden_ND.to(self.dtypes["head.weight"]), self.head_weight).float()
+        return OutputRule.of(self.spec).logits(self.ranks.all_columns(product_NV))
+
+    def loss(self, hidden_BTD: Tensor, targets_BT: Tensor, mask_BT: Tensor | None, z_weight: float) -> LossSums:
+        """The same on all ranks that share the tokens."""
+        vocabulary = Vocabulary(self.ranks, self.ranks.first_row(self.spec.vocabulary))
+        hidden_BTD, output = self.ranks.all(hidden_BTD), OutputRule.of(self.spec)
+        return loss_sums(hidden_BTD, self.head_weight, targets_BT, mask_BT, z_weight, output, vocabulary=vocabulary)
+
+    def refresh(self) -> None:
+        """After a change of the weights: nothing that was gathered before it is read again."""
+        for module in self._groups():
+            module.reshard()
+
+    def begin_micro_batch(self, *, is_last: bool) -> None:
+        """Gradients are summed over ranks behind the last one alone."""
+        cast(FSDPModule, self.decoder).set_requires_gradient_sync(is_last)
+
+    def take_gradients(self) -> None:
+        """After the last backward pass: into ``.grad`` of the parts that the update changes."""
+        self.parts.take_gradients()
+
+
+def _parameter_modules(decoder: Decoder) -> Iterator[tuple[str, Weight | Norm]]:
+    for name, module in decoder.named_modules():
+        if isinstance(module, Weight | Norm):
+            yield name, module

@@ -1,0 +1,92 @@
+"""A rank's part of the state: which rectangle of each logical tensor it holds, and the parts as tensors of the whole."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from headway.optim.parts import Parts
+
+
+@dataclass(frozen=True)
+class Rectangle:
+    """``offset`` and ``lengths`` per dimension of the logical tensor."""
+
+    offset: tuple[int, ...]
+    lengths: tuple[int, ...]
+
+
+def rectangle_of(tensor: Tensor) -> Rectangle:
+    """What this rank holds of ``tensor``. A part of a part is a rectangle still: tp cuts first, then the rows are sharded."""
+    if not isinstance(tensor, DTensor):
+        return Rectangle((0,) * tensor.dim(), tuple(tensor.shape))
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+    lengths, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
+    return Rectangle(tuple(offset), tuple(lengths))
+
+
+class LocalParts(Parts):
+    """Sharded parameters as plain ones, over the same memory (``local``): what clipping and updates work on."""
+
+    def __init__(self, model: nn.Module):
+        self.sharded = dict(model.named_parameters())
+        self.local = {name: _local(parameter) for name, parameter in self.sharded.items()}
+        self._sharded_of = {self.local[name]: parameter for name, parameter in self.sharded.items()}
+
+    def take_gradients(self) -> None:
+        """From the sharded parameters to the local ones. AssertionError where one has none: it would silently not learn."""
+        for name, parameter in self.sharded.items():
+            if parameter.requires_grad:
+                assert parameter.grad is not None, f"{name} has no gradient"
+                gradient = parameter.grad
+                self.local[name].grad = gradient.to_local() if isinstance(gradient, DTensor) else gradient
+                parameter.grad = None
+
+    def logical(self, name: str, part: Tensor) -> Tensor:
+        return _as_whole(part, self.sharded[name])
+
+    def gather(self, parameter: nn.Parameter, part: Tensor) -> Tensor:
+        whole = _as_whole(part, self._sharded_of[parameter])
+        return whole.full_tensor() if isinstance(whole, DTensor) else whole
+
+    def cut(self, parameter: nn.Parameter, whole: Tensor) -> Tensor:
+        place = rectangle_of(self._sharded_of[parameter])
+        for dimension, (first, length) in enumerate(zip(place.offset, place.lengths, strict=True)):
+            whole = whole.narrow(dimension, first, length) if length < whole.shape[dimension] else whole
+        return whole
+
+    def counted(self, parameters: Sequence[Tensor]) -> list[Tensor]:
+        return [parameter for parameter in parameters if holds_first_copy(self._sharded_of[parameter])]  # type: ignore[index]
+
+    def norm(self, norm: Tensor) -> Tensor:
+        squares = norm.double().square()
+        dist.all_reduce(squares)
+        return squares.sqrt()
+
+
+def holds_first_copy(parameter: Tensor) -> bool:
+    """Of the ranks that have equal parts of ``parameter``, whether this one is the first: it alone counts in a sum."""
+    if not isinstance(parameter, DTensor):
+        return dist.get_rank() == 0
+    mesh, placements = parameter.device_mesh, parameter.placements
+    return all(mesh.get_local_rank(axis) == 0 for axis, placement in enumerate(placements) if placement.is_replicate())
+
+
+def _as_whole(part: Tensor, parameter: Tensor) -> Tensor:
+    """``part``, which lies as ``parameter`` does."""
+    if not isinstance(parameter, DTensor):
+        return part
+    return DTensor.from_local(
+        part, parameter.device_mesh, parameter.placements, run_check=False, shape=parameter.shape, stride=parameter.stride()
+    )
+
+
+def _local(parameter: nn.Parameter) -> nn.Parameter:
+    if not isinstance(parameter, DTensor):
+        return parameter
+    return nn.Parameter(parameter.to_local().detach(), requires_grad=parameter.requires_grad)

@@ -1,0 +1,97 @@
+"""A layout's measurements against those of one process: the largest difference of each kind, its tolerance, and where it is.
+
+    initial weights   0           the same words of the same streams
+    loss              1e-6        relative; a sum over the same tokens in another order
+    gradients         1e-6        of each parameter, relative to its own norm, with a floor: see ``FLOOR``
+    norm              1e-6        before clipping
+    moments           2e-6        after one step, as gradients; squares have twice the error
+    update            1e-6        of weights after one step, relative to their norm and to ``MOVED`` times how far they moved
+    curve             1e-5        losses of all steps
+
+Tolerances are those of float32. In bfloat16 a product's rounding depends on how it is cut: each is ``BFLOAT16`` times as wide.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from headway.train.prove.rank import Measured
+
+TOLERANCES = {"initial weights": 0.0, "loss": 1e-6, "gradients": 1e-6, "norm": 1e-6, "moments": 2e-6, "update": 1e-6, "curve": 1e-5}
+BFLOAT16 = 2.0**14
+FLOOR = 1e-3
+"""Of a parameter's gradient: this share of the mean norm of all. Smaller ones are what is left of sums of much larger terms, and
+their own relative error says nothing."""
+MOVED = 1e3
+"""AdamW's first update is g / (|g| + epsilon): it blows up the error of the smallest gradients, and only theirs."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One kind of measurement. ``where``: the parameter or step with the largest difference."""
+
+    what: str
+    difference: float
+    tolerance: float
+    where: str
+
+    @property
+    def holds(self) -> bool:
+        return self.difference <= self.tolerance  # not so of NaN
+
+
+def compare(found: Measured, reference: Measured, *, wider: float = 1.0) -> list[Finding]:
+    """``wider``: what tolerances are multiplied by."""
+    floor = FLOOR * sum(float(g.norm()) for g in reference.gradients.values()) / max(1, len(reference.gradients))
+    weights, moments = _state(reference, "param/"), _state(reference, "m/", "v/")
+    sizes = {name: float(w.norm()) + MOVED * float((w - reference.initial[name]).norm()) for name, w in weights.items()}
+    kinds = {
+        "initial weights": {name: _apart(found.initial, value, name) for name, value in reference.initial.items()},
+        "loss": {"step 1": _relative(found.losses[0], reference.losses[0])},
+        "gradients": {name: _distance(found.gradients, g, name, floor) for name, g in reference.gradients.items()},
+        "norm": {"step 1": _relative(found.norm, reference.norm)},
+        "moments": {name: _distance(found.updated, m, name, _floor(name, floor)) for name, m in moments.items()},
+        "update": {name: _distance(_state(found, "param/"), w, name, sizes[name]) for name, w in weights.items()},
+        "curve": {f"step {step}": _relative(*pair) for step, pair in enumerate(zip(found.losses, reference.losses), start=1)},
+    }
+    return [_worst(what, differences, TOLERANCES[what] * wider) for what, differences in kinds.items()]
+
+
+def _worst(what: str, differences: dict[str, float], tolerance: float) -> Finding:
+    """NaN is worse than anything."""
+    where = max(differences, key=lambda name: (differences[name] != differences[name], differences[name]))
+    return Finding(what, differences[where], tolerance, where)
+
+
+def _state(measured: Measured, *kinds: str) -> dict[str, Tensor]:
+    """Weights by their own names, moments with their letter."""
+    return {name.removeprefix("param/"): value for name, value in measured.updated.items() if name.startswith(kinds)}
+
+
+def _floor(name: str, of_gradients: float) -> float:
+    """Of a moment after the first step: (1 - beta) of a gradient, or of its square."""
+    return of_gradients * 0.05 if name.startswith("m/") else 0.0
+
+
+def _apart(found: dict[str, Tensor], value: Tensor, name: str) -> float:
+    """0 where every bit is the same, else the largest difference; infinite where there is nothing to compare."""
+    other = found.get(name)
+    if other is None or other.shape != value.shape:
+        return float("inf")
+    return 0.0 if torch.equal(other, value) else max(float((other - value).abs().max()), 1e-45)
+
+
+def _distance(found: dict[str, Tensor], value: Tensor, name: str, floor: float) -> float:
+    other = found.get(name)
+    if other is None or other.shape != value.shape:
+        return float("inf")
+    size = max(float(value.double().norm()), floor)
+    apart = float((other.double() - value.double()).norm())
+    return apart / size if size else (0.0 if apart == 0.0 else float("inf"))
+
+
+def _relative(found: float, reference: float) -> float:
+    return abs(found - reference) / abs(reference) if reference else abs(found)
