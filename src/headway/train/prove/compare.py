@@ -20,7 +20,15 @@ from torch import Tensor
 
 from headway.train.prove.rank import Measured
 
-TOLERANCES = {"initial weights": 0.0, "loss": 1e-6, "gradients": 1e-6, "norm": 1e-6, "moments": 2e-6, "update": 1e-6, "curve": 1e-5}
+TOLERANCES = {
+    "initial weights": 0.0,
+    "loss": 1e-6,
+    "gradients": 1e-6,
+    "norm": 1e-6,
+    "moments": 2e-6,
+    "update": 1e-6,
+    "curve": 1e-5,
+}
 BFLOAT16 = 2.0**14
 FLOOR = 1e-3
 """Of a parameter's gradient: this share of the mean norm of all. Smaller ones are what is left of sums of much larger terms, and
