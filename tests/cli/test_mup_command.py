@@ -557,8 +557,46 @@ def test_what_does_not_transfer_stays_as_the_proxy_has_it(built, engine, tmp_pat
     record = json.loads(capsys_out[capsys_out.index('{\n "sweep"') :])
     by_path = {value["path"]: value for value in record["values"]}
     assert by_path["stages.0.rate.warmup"]["value"] == 256
-    assert "as the proxy has it" in by_path["stages.0.rate.warmup"]["source"]
+    assert "as the target has it" in by_path["stages.0.rate.warmup"]["source"]
+    assert not any("warmup" in override for override in record["overrides"])
     assert by_path["model.init_std"]["verdict"] == "not swept"
+    assert any("init_std" in override for override in record["overrides"])
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [("optimizer.kind=muon", "optimizer.kind: adamw in the sweep, muon in the target"), ("model.norm=layernorm", "model.norm: ")],
+)
+def test_another_kind_of_model_or_update_is_no_transfer(built, engine, swept, capsys, change, said):
+    assert transfer(built, swept, "--set", change) == 1
+    out = capsys.readouterr().out
+    assert f"another kind of thing was tuned: {said}" in out
+    assert "headway run" not in out
+    assert transfer(built, swept, "--set", change, "--despite", "to see") == 0
+    assert f"--set {change} --set optimizer.peak_rate" in capsys.readouterr().out
+
+
+def test_no_record_of_a_transfer_is_overwritten(built, engine, swept, capsys):
+    before = set(swept.glob("transfer-target*.json"))
+    assert transfer(built, swept) == transfer(built, swept) == 0
+    assert len(set(swept.glob("transfer-target*.json")) - before) == 2
+
+
+def test_one_value_is_what_every_trial_has(built, engine, tmp_path):
+    assert sweep(built, tmp_path / "sweep", "--no-standard", "--warmups", "128", "--init-stds", "0.05") in (0, 1)
+    trials = json.loads((tmp_path / "sweep" / "plan.json").read_text())["trials"]
+    assert {(trial["warmup_tokens"], trial["init_std"]) for trial in trials} == {(128, 0.05)}
+
+
+def test_a_directory_that_is_another_sweeps_or_no_sweep_is_left_alone(built, engine, swept, tmp_path, capsys):
+    before = (swept / "sweep.json").read_bytes()
+    assert sweep(built, swept, "--widths", "256,512", "--set", "model.layers=2") == 2
+    assert "the sweep of another recipe" in capsys.readouterr().err
+    assert (swept / "sweep.json").read_bytes() == before
+    (tmp_path / "letter.txt").write_text("mine")
+    assert sweep(built, tmp_path) == 2
+    assert "no sweep" in capsys.readouterr().err
+    assert not engine.trained
 
 
 def test_changed_records_are_no_evidence(built, engine, swept, capsys):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from headway.base.errors import RunError
-from headway.experiment.coordinates import BLIND, FAILS, PASSES, judge, read_measurements
+from headway.experiment.coordinates import BLIND, FAILS, NOISY, PASSES, judge, read_measurements
 
 WIDTHS, MODULES = (64, 128, 256), ("embedding", "layers.0.attention", "layers.0.ffn", "head")
 
@@ -64,6 +64,18 @@ def test_a_slope_under_mup_fails_whatever_the_control_does():
         assert found.verdict == FAILS
         assert "gradient of embedding" in found.reason
         assert not found.passed
+
+
+def test_a_slope_that_seeds_do_not_agree_on_is_no_verdict():
+    """Neither a pass nor a failure: each seed leaves the band, on its own side."""
+    mup = arm("mup", noise=0.0)
+    for row in mup["rows"]:
+        if (row["module"], row["quantity"]) == ("layers.0.ffn", "update"):
+            row["value"] *= (row["width"] / 64) ** (0.5 if row["seed"] else -0.2)
+    found = verdict(mup, arm("standard", BAD, seed=1))
+    assert found.verdict == NOISY
+    assert not found.passed
+    assert "update of layers.0.ffn at step 2 has slope +0.15 +- 0.35 over seeds: try more --seeds" in found.reason
 
 
 def test_a_control_that_passes_is_no_pass():

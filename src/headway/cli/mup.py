@@ -164,11 +164,12 @@ def sweep(
         str | None,
         Parameter(
             metavar="T,T",
-            help="Warm-ups of the first stage, tokens. Default: five around the recipe's; one value: not swept.",
+            help="Warm-ups of the first stage, tokens. Default: five around the recipe's; one value: every trial has it.",
         ),
     ] = None,
     init_stds: Annotated[
-        str | None, Parameter(metavar="S,S", help="Init scales. Default: five around the recipe's; one value: not swept.")
+        str | None,
+        Parameter(metavar="S,S", help="Init scales. Default: five around the recipe's; one value: every trial has it."),
     ] = None,
     seeds: Annotated[int, Parameter(metavar="N", help="Seeds at the best rate and the rates beside it.")] = 1,
     standard: Annotated[
@@ -333,7 +334,10 @@ def transfer(
         str | None, Parameter(metavar="REASON", help="Carry it over whatever the verdict; the reason is recorded.")
     ] = None,
     out: Annotated[
-        Path | None, Parameter(metavar="FILE", help="The record. Default: transfer-NAME.json in the sweep's directory.")
+        Path | None,
+        Parameter(
+            metavar="FILE", help="The record. Default: transfer-NAME.json in the sweep's directory, numbered where there is one."
+        ),
     ] = None,
     overrides: Overrides = None,
     json: Json = False,
@@ -355,7 +359,7 @@ def transfer(
         sweep_directory=str(sweep_directory), target=recipe, overrides=tuple(overrides or ()), despite=despite, author=author()
     )
     record = carry(swept, outcome, asked)
-    path = out or sweep_directory / f"transfer-{Path(record.target_recipe).stem}.json"
+    path = out or _unused(sweep_directory, f"transfer-{Path(record.target_recipe).stem}")
     if path.is_dir():
         raise ConfigError(f"{path} is a directory", "the record is one file", "name a file", "--out")
     make_directory(path.parent, "directory for the record")
@@ -365,6 +369,12 @@ def transfer(
     else:
         _say_all(transfer_lines(record, path))
     return EXIT_FINDINGS if record.refused else EXIT_OK
+
+
+def _unused(directory: Path, stem: str) -> Path:
+    """Earlier records stay, those of refusals too."""
+    names = (f"{stem}.json", *(f"{stem}-{number}.json" for number in range(2, 10_000)))
+    return next(directory / name for name in names if not (directory / name).exists())
 
 
 def transfer_lines(record: Transfer, path: Path) -> Iterator[str]:
@@ -387,13 +397,21 @@ def transfer_lines(record: Transfer, path: Path) -> Iterator[str]:
         yield ""
     yield f"verdict: {record.verdict}: {record.reason}"
     if record.refused:
-        yield 'refused: nothing is set. Widen the sweep, or give a reason with --despite "REASON"'
+        for line in record.another_kind:
+            yield f"another kind of thing was tuned: {line}"
+        yield 'refused: nothing is set. Sweep a proxy like the target, over more widths, or give a reason: --despite "REASON"'
     else:
         if record.despite is not None:
             yield f"set despite that: {record.despite}"
         yield "run the target with:"
-        yield f"  headway run {record.target_recipe} {' '.join(f'--set {override}' for override in record.overrides)}"
+        yield f"  headway run {record.target_recipe} {_set_options((*record.target_overrides, *record.overrides))}"
     yield f"written: {path}"
+
+
+def _set_options(overrides: Sequence[str]) -> str:
+    import shlex
+
+    return " ".join(f"--set {shlex.quote(override)}" for override in overrides)
 
 
 # --- reading options ----------------------------------------------------------------------------------------------------

@@ -27,6 +27,8 @@ TRANSFERRED = frozenset(("optimizer.peak_rate", "optimizer.matrix_rate", "model.
 """What a transfer sets, with the warm-up of the first stage."""
 WITH_WIDTH = ("heads", "ffn_width", "latent.query_rank", "latent.kv_rank", "experts.width")
 """Of a model, by ``grid.width_changes``."""
+KINDS_OF_MODEL = ("experts", "latent", "block", "norm", "ffn", "position", "init")
+"""Of a model's keys, those that make it another kind: a rate tuned on one says nothing of the other."""
 ROUNDED = 0.02
 """Ratios that differ by less are the same: sizes are whole multiples of something."""
 _RATIO = " / "

@@ -35,7 +35,10 @@ FIRST_JUDGED_STEP = 2
 MOST_STEPS, MOST_SEEDS = 1000, 100
 QUANTITIES = ("activation_change", "gradient", "update")
 ARMS = PARAMETRIZATIONS
-PASSES, FAILS, BLIND = "passes", "fails", "the check cannot tell: the control passed"
+ERRORS = 3.0
+"""A slope outside of the band by less than so many of its standard errors over seeds may be noise: dozens of lines are judged."""
+PASSES, FAILS = "passes", "fails"
+BLIND, NOISY = "the check cannot tell: the control passed", "the check cannot tell: seeds differ by as much"
 
 
 @dataclass(frozen=True)
@@ -71,7 +74,8 @@ class Measurements:
 class Line:
     """Of one module, quantity and step: the mean of log2 value over seeds, per width, and its slope over log2 width.
 
-    ``slope`` and the means are None where a value was zero or not a number; ``spread``: largest less smallest slope of seeds.
+    ``slope`` and the means are None where a value was zero or not a number; ``spread``: largest less smallest slope of seeds,
+    ``error``: the slope's standard error over seeds, 0 with one.
     """
 
     module: str
@@ -81,6 +85,7 @@ class Line:
     log2_values: tuple[float | None, ...]
     slope: float | None
     spread: float | None
+    error: float = 0.0
 
     @property
     def judged(self) -> bool:
@@ -89,6 +94,10 @@ class Line:
     @property
     def passes(self) -> bool:
         return self.slope is not None and abs(self.slope) <= BAND
+
+    @property
+    def surely_fails(self) -> bool:
+        return self.slope is None or abs(self.slope) - ERRORS * self.error > BAND
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -189,11 +198,16 @@ def judge(arms: Mapping[str, Arm]) -> Check:
     """The verdict over both arms."""
     lines = {name: _lines(arm.rows) for name, arm in arms.items()}
     bad = [line for line in lines["mup"] if line.judged and not line.passes]
-    caught = [line for line in lines["standard"] if line.judged and not line.passes]
-    if bad:
+    caught = [line for line in lines["standard"] if line.judged and line.surely_fails]
+    sure = [line for line in bad if line.surely_fails]
+    if bad and not sure:
         worst = max(bad, key=_badness)
+        seen = f"{len(bad)} lines leave the band of {BAND:g}; {_name(worst)} has slope {worst.slope:+.2f} +- {worst.error:.2f}"
+        return Check(verdict=NOISY, reason=f"{seen} over seeds: try more --seeds", lines=lines)
+    if sure:
+        worst = max(sure, key=_badness)
         slope = "has no slope: a value is zero or not a number" if worst.slope is None else f"has slope {worst.slope:+.2f}"
-        count = f"{len(bad)} of {sum(line.judged for line in lines['mup'])} lines leave the band of {BAND:g}"
+        count = f"{len(sure)} of {sum(line.judged for line in lines['mup'])} lines leave the band of {BAND:g}"
         return Check(verdict=FAILS, reason=f"{count}; {_name(worst)} {slope}", lines=lines)
     if not caught:
         reason = f"the standard parametrisation stays within {BAND:g} as well: try more widths, more steps or a higher rate"
@@ -237,6 +251,7 @@ def _line(key: tuple[str, str, int], rows: Sequence[Row], widths: tuple[int, ...
         log2_values=tuple(float(mean) if np.isfinite(mean) else None for mean in means),
         slope=float(slopes.mean()) if known else None,
         spread=float(np.ptp(slopes)) if known else None,
+        error=float(slopes.std(ddof=1) / len(slopes) ** 0.5) if len(slopes) > 1 else 0.0,
     )
 
 

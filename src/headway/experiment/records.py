@@ -1,5 +1,6 @@
 """What a sweep leaves on disk: the plan that the engine works off, and one record per trial.
 
+DIR/origin.json        of which recipe and data
 DIR/plan.json          every trial asked for so far, each with the place of its Spec
 DIR/specs/ID.json      what a trial trains, whole
 DIR/trials/ID.json     how it ended; written by the engine, once, whole or not at all
@@ -25,6 +26,7 @@ from headway.recipe.spec import Spec
 
 SCHEMA_VERSION = 2
 """Of a trial's record."""
+ORIGIN_FILE = "origin.json"
 PLAN_FILE, SPECS, TRIALS = "plan.json", "specs", "trials"
 
 
@@ -87,6 +89,24 @@ def write_plan(root: Path, trials: Sequence[Trial]) -> Path:
     entries = [{"id": t.id, "spec": t.spec_path, **dataclasses.asdict(t.setting)} for t in trials]
     write_json(root / PLAN_FILE, {"kind": "mup_plan", "schema_version": 1, "trials": entries})
     return root / PLAN_FILE
+
+
+def claim(root: Path, recipe_digest: str, manifest_digest: str) -> None:
+    """Say whose sweep the directory is. ConfigError where it is another's, or holds anything else."""
+    mine = {"kind": "mup_sweep_origin", "schema_version": 1, "recipe_digest": recipe_digest, "manifest_digest": manifest_digest}
+    path = root / ORIGIN_FILE
+    if path.exists():
+        differ = [key for key, value in mine.items() if read_json(path, "origin of the sweep").get(key) != value]
+        if differ:
+            raise ConfigError(
+                f"{root} is the sweep of another recipe or other data: {', '.join(differ)} differs",
+                "a sweep compares trials of one recipe on one data set, and nothing of it is overwritten",
+                "name another directory with --out",
+            )
+        return
+    if any(root.iterdir()):
+        raise ConfigError(f"{root} is not empty, and no sweep", "a sweep has a directory of its own", "name another with --out")
+    write_json(path, mine)
 
 
 def refuse_other_specs(root: Path, trials: Iterable[Trial]) -> None:

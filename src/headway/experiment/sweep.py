@@ -31,7 +31,7 @@ from headway.experiment.conditions import conditions
 from headway.experiment.grid import Proxy, Setting, Settings, crossed, octaves, refuse_widths
 from headway.experiment.optimum import best_value
 from headway.experiment.outcome import Outcome, outcome_of
-from headway.experiment.records import Trial, TrialRecord, has_record, read_records, records_digest, write_plan
+from headway.experiment.records import Trial, TrialRecord, claim, has_record, read_records, records_digest, write_plan
 from headway.experiment.transfer import FACTOR
 
 SWEEP_FILE = "sweep.json"
@@ -68,7 +68,7 @@ def settings_for(
     seeds: int,
     standard: bool,
 ) -> Settings:
-    """What is swept: as asked, and else values a factor of two apart around the recipe's own.
+    """What is swept: as asked, and else values a factor of two apart around the recipe's own. One value: every trial has it.
 
     ``values``: by "rates", "warmups", "init_stds"; None: the default. ConfigError for what cannot be swept.
     """
@@ -83,13 +83,16 @@ def settings_for(
     rates = tuple(sorted(set(values.get("rates") or octaves(base.rate, 7))))
     if len(rates) < 3:
         raise ConfigError(f"{len(rates)} rates", "three or more values enclose an optimum", "such as 5e-4,1e-3,2e-3", "--rates")
+    warmups = _around(values.get("warmups"), _default_warmups(proxy), "--warmups", int)
+    init_stds = _around(values.get("init_stds"), octaves(base.init_std, 5), "--init-stds", float)
+    fixed = {name: found[0] for name, found in (("warmup_tokens", warmups), ("init_std", init_stds)) if len(found) == 1}
     return Settings(
-        base=base,
+        base=dataclasses.replace(base, **fixed),
         widths=wanted,
         hold_out=hold_out,
         rates=rates,
-        warmups=_around(values.get("warmups"), _default_warmups(proxy), "--warmups", int),
-        init_stds=_around(values.get("init_stds"), octaves(base.init_std, 5), "--init-stds", float),
+        warmups=warmups,
+        init_stds=init_stds,
         seeds=tuple(base.seed + place for place in range(seeds)),
         standard=standard,
     )
@@ -108,7 +111,7 @@ def _around(asked: Sequence[float] | None, default: Sequence[float], option: str
     if any(not 0 < value < float("inf") for value in found):
         raise ConfigError(f"{option} has a value of 0", "optima are sought in log2 of positive values", "leave it out", option)
     if len(set(found)) == 2:
-        raise ConfigError("two values", "three or more enclose an optimum; one: it is not swept", "add values", option)
+        raise ConfigError("two values", "three or more enclose an optimum; one: every trial has it", "add values", option)
     return tuple(sorted({round(value) if kind is int else float(value) for value in found}))
 
 
@@ -152,8 +155,9 @@ class Runner:
 
 def run_sweep(runner: Runner, settings: Settings) -> Outcome:
     """All three phases, and ``sweep.json``."""
-    make_directory(runner.root, "directory for the sweep")
     runner.refuse_settings(settings)
+    make_directory(runner.root, "directory for the sweep")
+    claim(runner.root, runner.proxy.loaded.digest, runner.manifest.digest())
     first, second, third = PHASES
     records = runner.run(first, rate_settings(settings))
     if found := rest_settings(settings, records):

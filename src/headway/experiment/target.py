@@ -2,9 +2,11 @@
 
     sweep + outcome + target recipe --transfer--> record {verdict, what is set, why, what the evidence does not cover}
 
-Set on the target are peak rate, warm-up, init scale and [model.mup], all as they hold at the base width: under muP the factors of
-a wider model follow from the table. Warm-up and init scale are the swept optimum where that transfers too, else the proxy's
-own, under which the rate was tuned. Width is the only difference that the sweep speaks for; every other one is listed.
+Set on the target are peak rate, init scale and [model.mup], all as they hold at the base width: under muP the factors of a wider
+model follow from the table. The init scale is the swept optimum where that transfers too, else the proxy's own, under which the
+rate was tuned. The warm-up is set where its optimum transfers, and else stays the target's: as many tokens as a short proxy warms
+up for say nothing of a long run. Width is the only difference that the sweep speaks for; every other one is listed, and where the
+target is another kind of model or has another kind of update (``ANOTHER_KIND``), it is no transfer.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from headway.base.errors import ConfigError
-from headway.experiment.conditions import conditions, differences
+from headway.experiment.conditions import KINDS_OF_MODEL, conditions, differences
 from headway.experiment.grid import WARMUP_PATH
 from headway.experiment.optimum import Optimum
 from headway.experiment.outcome import Finding, Outcome
@@ -23,13 +25,16 @@ from headway.experiment.transfer import TRANSFERS
 from headway.recipe.load import LoadedRecipe, load_recipe
 from headway.recipe.resolve import resolve
 
+ANOTHER_KIND = ("optimizer.kind", *(f"model.{key}" for key in KINDS_OF_MODEL))
+"""Keys that make another thing of what was tuned."""
+TARGET = "as the target has it"
 PATHS = {"rate": "optimizer.peak_rate", "warmup_tokens": WARMUP_PATH, "init_std": "model.init_std"}
 """Of each hyperparameter in a recipe."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Value:
-    """One hyperparameter as carried. ``source``: "the sweep's optimum" or "as the proxy has it", and why."""
+    """One hyperparameter as carried. ``source``: "the sweep's optimum", "as the proxy has it" or "as the target has it", and why."""
 
     path: str
     value: float | int
@@ -49,6 +54,7 @@ class Transfer:
     proxy_recipe_digest: str
     target_recipe: str
     target_recipe_digest: str  # as it was named, before anything was set
+    target_overrides: tuple[str, ...]  # that it was named with
     result_recipe_digest: str | None  # with what was set; None: nothing was
     verdict: str
     reason: str
@@ -56,6 +62,7 @@ class Transfer:
     allowed_factor: float
     values: tuple[Value, ...]
     overrides: tuple[str, ...]
+    another_kind: tuple[str, ...]  # of the differences, those that are refused
     not_covered: tuple[str, ...]  # differences between proxy and target that no trial speaks for
     evidence: dict[str, Any]
     author: str
@@ -88,8 +95,9 @@ def transfer(sweep: Sweep, outcome: Outcome, asked: Asked) -> Transfer:
     target = load_recipe(asked.target, asked.overrides)
     _refuse_another_base(sweep, target)
     verdict, reason = outcome.rate.verdict
-    values = _values(sweep, outcome)
-    allowed = verdict == TRANSFERS or asked.despite is not None
+    values = _values(sweep, outcome, target)
+    another = tuple(line for line in not_covered(sweep, target) if line.startswith(tuple(f"{key}:" for key in ANOTHER_KIND)))
+    allowed = (verdict == TRANSFERS and not another) or asked.despite is not None
     overrides = _overrides(sweep, values) if allowed else ()
     result = load_recipe(asked.target, (*asked.overrides, *overrides)) if overrides else None
     return Transfer(
@@ -99,6 +107,7 @@ def transfer(sweep: Sweep, outcome: Outcome, asked: Asked) -> Transfer:
         proxy_recipe_digest=sweep.recipe_digest,
         target_recipe=target.path,
         target_recipe_digest=target.digest,
+        target_overrides=asked.overrides,
         result_recipe_digest=result.digest if result else None,
         verdict=verdict,
         reason=reason,
@@ -106,17 +115,20 @@ def transfer(sweep: Sweep, outcome: Outcome, asked: Asked) -> Transfer:
         allowed_factor=outcome.rate.drift.allowed,
         values=values,
         overrides=overrides,
+        another_kind=another,
         not_covered=not_covered(sweep, result or target),
         evidence=outcome.to_json() | {"records_digest": sweep.records_digest, "manifest_digest": sweep.manifest_digest},
         author=asked.author,
     )
 
 
-def _values(sweep: Sweep, outcome: Outcome) -> tuple[Value, ...]:
-    found = {name: outcome.finding("mup", name) for name in PATHS}
-    base = sweep.settings.base
-    rate = _rate(outcome.rate)
-    return (rate, *(_other(name, getattr(base, name), found[name]) for name in ("warmup_tokens", "init_std")))
+def _values(sweep: Sweep, outcome: Outcome, target: LoadedRecipe) -> tuple[Value, ...]:
+    base, warmup = sweep.settings.base, resolve(target, None).stages[0].rate.warmup_tokens
+    return (
+        _rate(outcome.rate),
+        _other("warmup_tokens", outcome.finding("mup", "warmup_tokens"), warmup, TARGET),
+        _other("init_std", outcome.finding("mup", "init_std"), base.init_std, "as the proxy has it"),
+    )
 
 
 def _rate(finding: Finding) -> Value:
@@ -132,14 +144,15 @@ def _rate(finding: Finding) -> Value:
     return Value(path=PATHS["rate"], value=_rounded(best.value), low=best.low, high=best.high, verdict=verdict, source=source)
 
 
-def _other(name: str, own: float | int, finding: Finding | None) -> Value:
+def _other(name: str, finding: Finding | None, own: float | int, as_whose: str) -> Value:
+    """``own``: what stays where the sweep has no answer, ``as_whose`` has it."""
     kept: dict[str, Any] = {"path": PATHS[name], "value": own, "low": None, "high": None}
     if finding is None:
-        return Value(**kept, verdict="not swept", source="as the proxy has it: it was not swept")
+        return Value(**kept, verdict="not swept", source=f"{as_whose}: it was not swept")
     verdict, reason = finding.verdict
     best = finding.carried
     if verdict != TRANSFERS or best is None or best.value is None:
-        return Value(**kept, verdict=verdict, source=f"as the proxy has it: {reason}")
+        return Value(**kept, verdict=verdict, source=f"{as_whose}: {reason}")
     value = round(best.value) if isinstance(own, int) else _rounded(best.value)
     source = "the sweep's optimum, at each width's best rate"
     return Value(path=PATHS[name], value=value, low=best.low, high=best.high, verdict=verdict, source=source)
@@ -151,7 +164,7 @@ def _rounded(value: float) -> float:
 
 
 def _overrides(sweep: Sweep, values: tuple[Value, ...]) -> tuple[str, ...]:
-    set_: dict[str, Any] = {value.path: value.value for value in values}
+    set_: dict[str, Any] = {value.path: value.value for value in values if not value.source.startswith(TARGET)}
     if sweep.matrix_rate_ratio is not None:
         set_["optimizer.matrix_rate"] = _rounded(sweep.matrix_rate_ratio * float(set_[PATHS["rate"]]))
     set_ |= {f"model.mup.{key}": value for key, value in sweep.mup.items()}
