@@ -34,7 +34,7 @@ PATHS = {"rate": "optimizer.peak_rate", "warmup_tokens": WARMUP_PATH, "init_std"
 
 @dataclass(frozen=True, kw_only=True)
 class Value:
-    """One hyperparameter as carried. ``source``: "the sweep's optimum", "as the proxy has it" or "as the target has it", and why."""
+    """One hyperparameter as carried. ``source``: from the sweep, the proxy or the target, and why."""
 
     path: str
     value: float | int

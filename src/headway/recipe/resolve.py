@@ -33,6 +33,7 @@ from headway.recipe.spec import (
     StageSpec,
     TokenizerSpec,
 )
+from headway.recipe.trainable import refuse_names
 
 if TYPE_CHECKING:
     from headway.recipe.schema import Optimizer, Precision, Rate, Recipe, Stage
@@ -71,7 +72,9 @@ def resolve(recipe: Recipe | LoadedRecipe, facts: DataFacts | None, *, parent: d
     if facts is not None and not findings:
         findings = facts_findings(whole, facts)
     _refuse(findings, locate)
-    return _build(whole, facts, parent)
+    spec = _build(whole, facts, parent)
+    refuse_names(spec.model, spec.precision, locate)
+    return spec
 
 
 def _refuse(findings: Sequence[Finding], locate: Callable[[KeyPath], str]) -> None:

@@ -13,6 +13,7 @@ Precision of a parameter is what its products run in:
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from importlib.util import find_spec
 
 from headway.base.errors import ConfigError, EnvironmentFault, Problem
@@ -53,8 +54,7 @@ def parameter_precisions(model: ModelSpec, precision: PrecisionSpec) -> dict[str
     Of the names that ``precision.modules`` gives the longest that stands in a parameter's name decides. ConfigError for one
     that stands in none, for float8 where nothing can multiply in it, and for projections whose sizes float8 cannot take.
     """
-    shapes = {shape.name: shape for shape in parameter_shapes(model)}
-    shapes.setdefault("head.weight", ParameterShape("head.weight", (model.vocabulary, model.width), Role.HEAD))
+    shapes = _shapes(model)
     found = {name: "float32" if shape.role in FROM_MASTER else precision.compute for name, shape in shapes.items()}
     for part, kind in sorted(precision.modules.items(), key=lambda item: len(item[0])):
         named = [shape for name, shape in shapes.items() if f".{part}." in f".{name}."]
@@ -64,6 +64,24 @@ def parameter_precisions(model: ModelSpec, precision: PrecisionSpec) -> dict[str
     found = {name: "bfloat16" if kind == "float8" and not _is_projection(shapes[name]) else kind for name, kind in found.items()}
     _refuse_sizes([shapes[name] for name, kind in found.items() if kind == "float8"])
     return found
+
+
+def refuse_names(model: ModelSpec, precision: PrecisionSpec, locate: Callable[[KeyPath], str] = lambda path: "") -> None:
+    """ConfigError for what ``precision.modules`` names and no parameter has, or what cannot multiply in float8."""
+    shapes = _shapes(model)
+    for part, kind in precision.modules.items():
+        try:
+            _refuse_name(part, kind, [shape for name, shape in shapes.items() if f".{part}." in f".{name}."], list(shapes))
+        except ConfigError as error:
+            (problem,) = error.problems
+            raise ConfigError([replace(problem, where=locate(("precision", "modules", part)))]) from error
+
+
+def _shapes(model: ModelSpec) -> dict[str, ParameterShape]:
+    """By name, with a head in any case."""
+    shapes = {shape.name: shape for shape in parameter_shapes(model)}
+    shapes.setdefault("head.weight", ParameterShape("head.weight", (model.vocabulary, model.width), Role.HEAD))
+    return shapes
 
 
 def without_torchao(key: str, cause: str, where: str = "") -> Problem:
@@ -95,7 +113,7 @@ def _refuse_name(part: str, kind: str, named: list[ParameterShape], names: list[
         raise ConfigError(
             f"precision.modules names {part!r}, and no parameter of this model has it in its name",
             "a module is named as its parameters are, by whole parts of the name: layers.0, attention, ffn.down, head",
-            f"parameters here are {', '.join(names[:4])}, ...",
+            f"modules here: {', '.join(_modules(names))}",
         )
     if kind == "float8" and not any(_is_projection(shape) for shape in named):
         raise ConfigError(
@@ -103,6 +121,11 @@ def _refuse_name(part: str, kind: str, named: list[ParameterShape], names: list[
             "float8 is for projections of blocks; embedding, head, routers, norms and routed experts stay in wider types",
             f'leave it out, or name it "bfloat16"; {PLAN_ONLY}',
         )
+
+
+def _modules(names: list[str]) -> list[str]:
+    """Each kind of module once, layers by number left out."""
+    return list(dict.fromkeys(".".join(part for part in name.split(".")[:-1] if not part.isdigit()) for name in names))
 
 
 def _refuse_sizes(projections: list[ParameterShape]) -> None:
