@@ -36,6 +36,7 @@ def convert(request: Request) -> dict[str, Any]:
     source = locate(request.source, request.source_format)
     _refuse_inside(request.destination, source.path)
     contents = FORMATS[source.format].open(source.path)
+    spec = source.spec(contents.about.state) if request.to == "huggingface" else None
     options = Options(
         source=source.path,
         source_format=source.format,
@@ -43,7 +44,8 @@ def convert(request: Request) -> dict[str, Any]:
         shard_bytes=request.shard_bytes,
         step=request.step,
         dtype=DTYPES[request.dtype] if request.dtype else None,
-        spec=source.spec(contents.about.state) if request.to == "huggingface" else None,
+        spec=spec,
+        tokenizer=source.tokenizer(spec),
     )
     with staged(request.destination, _needed_bytes(contents, request.to)) as staging:
         written = FORMATS[request.to].write(contents, staging, options)

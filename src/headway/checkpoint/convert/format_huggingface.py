@@ -33,6 +33,7 @@ from headway.checkpoint.convert.contents import About, Contents, Kind, LeftOut, 
 from headway.checkpoint.convert.options import Options
 from headway.checkpoint.convert.reading import COPY, damaged
 from headway.checkpoint.convert.safetensors_file import write_file
+from headway.checkpoint.convert.served_tokenizer import token_ids, write_tokenizer
 from headway.checkpoint.convert.shards import ShardContents, open_files, plan_shards, shard_name
 from headway.checkpoint.convert.views import Cast, Stored, View
 from headway.checkpoint.tensors import DTYPES
@@ -168,9 +169,11 @@ def write(contents: Contents, staging: Path, options: Options) -> Written:
         weights |= dict.fromkeys(names, file)
     write_json(staging / INDEX, {"metadata": {"total_size": total_bytes(exported.tensors)}, "weight_map": weights})
     if config is not None:
-        write_json(staging / CONFIG, config)
-    details = {"files": len(shards), "config": config is not None}
-    return Written(left_out=_left_out(contents, exported, options.dtype), notes=notes, details=details)
+        write_json(staging / CONFIG, config | token_ids(options.tokenizer))
+    if options.tokenizer is not None:
+        write_tokenizer(options.tokenizer, staging)
+    details = {"files": len(shards), "config": config is not None, "tokenizer": options.tokenizer is not None}
+    return Written(left_out=_left_out(contents, exported, options), notes=notes, details=details)
 
 
 def _chosen(contents: Contents, options: Options) -> tuple[Chosen | None, tuple[str, ...]]:
@@ -234,11 +237,13 @@ def _config(contents: Contents, chosen: Chosen, exported: Mapped, spec: Spec) ->
     return configuration(chosen, stage_of(spec, contents.about.step or 0).sequence_length, dtype)
 
 
-def _left_out(contents: Contents, exported: Mapped, dtype: str | None) -> tuple[LeftOut, ...]:
+def _left_out(contents: Contents, exported: Mapped, options: Options) -> tuple[LeftOut, ...]:
+    dtype = options.dtype
     groups = by_group(name for name in contents.tensors if name not in exported.taken)
     tensors = [LeftOut(what=group, tensors=count, why="only weights have a place there") for group, count in groups.items()]
     state = [LeftOut(what="state", why="updates, cursor and record have no place there")] if contents.about.state else []
-    tokenizer = LeftOut(what="tokenizer", why="it lies with the data of the run")
+    why = "it lies with the data of the run, tokenizer.json there, and those are not in their place"
+    tokenizer = [] if options.tokenizer is not None else [LeftOut(what="tokenizer", why=why)]
     rounded = [old for old in exported.taken if dtype and DTYPE_BYTES[dtype] < DTYPE_BYTES[contents.tensors[old].dtype]]
     bits = [LeftOut(what="bits", tensors=len(rounded), why=f"rounded to {dtype}")] if rounded else []
-    return (*tensors, *state, tokenizer, *bits)
+    return (*tensors, *state, *tokenizer, *bits)

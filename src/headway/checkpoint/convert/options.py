@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from headway.data.tokenizer import Tokenizer
 from headway.recipe.spec import Spec
 
 SHARD_BYTES = 4 << 30
@@ -22,6 +23,7 @@ class Options:
     step: int | None = None  # of a source that does not tell; None: 0
     dtype: str | None = None  # "BF16" or "F32": that of the weights written; None: as they are
     spec: Spec | None = None  # of the run that the source belongs to; None: not known
+    tokenizer: Tokenizer | None = None  # of that run
 
     def describe_source(self) -> dict[str, Any]:
         """For the state of a checkpoint whose source had none."""

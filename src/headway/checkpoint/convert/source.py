@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from headway.base.errors import ConfigError, RunError
+from headway.base.errors import ConfigError, HeadwayError, RunError
 from headway.checkpoint.convert import FORMATS
+from headway.data.manifest import DataManifest
+from headway.data.tokenizer import Tokenizer
 from headway.recipe.spec import Spec
 from headway.rundir.layout import RunDirectory
 from headway.rundir.segments import current_chain, read_segments
@@ -30,6 +32,18 @@ class Source:
             return None
         spec = self.run.spec()
         return spec if (state or {}).get("spec_digest") in (None, spec.digest()) else None
+
+    def tokenizer(self, spec: Spec | None) -> Tokenizer | None:
+        """The one that the run was trained with, where its data still lies in its place."""
+        if self.run is None or spec is None:
+            return None
+        try:
+            directory = Path(self.run.info()["data"])
+            entry = DataManifest.load(directory).tokenizer
+            found = Tokenizer.load(directory / entry.file, entry.document_token)
+        except (HeadwayError, KeyError):
+            return None
+        return found if found.digest == spec.tokenizer.digest else None
 
 
 def locate(text: str, named_format: str | None) -> Source:

@@ -45,7 +45,7 @@ PLAIN: dict[str, tuple[Any, ...]] = {
 }
 """By option: what is computed unless a family says otherwise. () stands for anything."""
 
-WINDOWS = ("none", "every layer", "some layers")
+WINDOWS = ("none", "every layer", "some layers (full_attention_every)")
 
 _KEYS = {
     "vocabulary": "vocab_size",
@@ -76,7 +76,7 @@ _GPT2 = {
 def options(model: ModelSpec) -> dict[str, Any]:
     """What of a model is an option, by the names of a recipe."""
     share = model.rotary_width / model.head_width if model.rotary_width and not model.latent else 1.0
-    window = "none" if model.window is None else "some layers" if model.full_attention_every else "every layer"
+    window = "none" if model.window is None else WINDOWS[2] if model.full_attention_every else "every layer"
     return {
         "ffn": model.ffn,
         "norm": model.norm,
