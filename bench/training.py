@@ -239,7 +239,7 @@ def measure_attention(length: int, mean_tokens: float, rounds: int) -> dict:
     position_BT, document_BT = documents(rows, length, mean_tokens)
     spec = ModelSpec(1, width, heads, kv_heads, width, 1, 1, 1e4, 1e-5, True, True, 0.02)
     visible = make_context(position_BT, document_BT, spec, spec.rope, torch.bfloat16).full
-    bias = document_mask(visible.start_BT, torch.bfloat16)
+    bias = document_mask(visible.start_Bs, torch.bfloat16)
 
     def sdpa(mask: torch.Tensor | None) -> torch.Tensor:
         heads_first = (x.transpose(1, 2) for x in (q, k, v))

@@ -125,19 +125,19 @@ def test_a_window_of_whole_rows_is_no_window():
 
 def test_only_several_documents_in_a_row_need_a_mask_of_all_pairs():
     """A window adds none, however long the rows are."""
-    assert context_of([8], [8]).full.mask_BTT is None
-    assert context_of([8], [8], window=3).windowed.mask_BTT is None
+    assert context_of([8], [8]).full.mask_BsT is None
+    assert context_of([8], [8], window=3).windowed.mask_BsT is None
     packed = context_of([8], [7, 1], window=3)
-    assert packed.full.mask_BTT is not None
-    assert packed.windowed.mask_BTT is packed.full.mask_BTT
+    assert packed.full.mask_BsT is not None
+    assert packed.windowed.mask_BsT is packed.full.mask_BsT
 
 
 def test_first_keys_by_hand():
     """The drawing in context.py."""
     context = context_of([3, 4, 1], window=2)
-    assert context.full.start_BT.tolist() == [[0, 0, 0, 3, 3, 3, 3, 7]]
-    assert context.windowed.start_BT.tolist() == [[0, 0, 1, 3, 3, 4, 5, 7]]
-    assert context.windowed.sees_BTT()[0].sum(-1).tolist() == [1, 2, 2, 1, 2, 2, 2, 1]
+    assert context.full.start_Bs.tolist() == [[0, 0, 0, 3, 3, 3, 3, 7]]
+    assert context.windowed.start_Bs.tolist() == [[0, 0, 1, 3, 3, 4, 5, 7]]
+    assert context.windowed.sees_BsT()[0].sum(-1).tolist() == [1, 2, 2, 1, 2, 2, 2, 1]
 
 
 @pytest.mark.parametrize("softcap", [None, 0.7])
@@ -198,7 +198,7 @@ def test_everything_is_made_where_the_batch_lies():
         out = attend(*(x.detach() for x in qkv_on_cpu()), context.windowed)
     expected = attend(*qkv_on_cpu(), context_on_cpu().windowed)
     assert torch.equal(out, expected)
-    assert context.cos_BTE.device.type == "cpu"
+    assert context.cos_BsE.device.type == "cpu"
 
 
 def context_on_cpu() -> Context:

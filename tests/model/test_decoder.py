@@ -146,8 +146,8 @@ def test_rotation_is_the_published_one():
     c = plain_context(torch.tensor([[0, 1, 7]]), torch.zeros(1, 3), 100.0, 4, torch.float32)
     theta = torch.tensor([1.0, 100.0 ** (-0.5)])
     angle = torch.tensor([0.0, 1.0, 7.0])[:, None] * theta
-    torch.testing.assert_close(c.cos_BTE[0, :, 0], angle.cos())
-    torch.testing.assert_close(c.sin_BTE[0, :, 0], angle.sin())
+    torch.testing.assert_close(c.cos_BsE[0, :, 0], angle.cos())
+    torch.testing.assert_close(c.sin_BsE[0, :, 0], angle.sin())
 
 
 def test_whole_decoder_equals_plain_torch():
@@ -213,8 +213,8 @@ def test_blocks_skip_the_keys_of_earlier_documents(monkeypatch):
 
 
 def test_one_document_per_row_needs_no_mask():
-    assert plain_context(*documents([8], [8]), 1e4, 8, torch.float32).full.mask_BTT is None
-    assert plain_context(*documents([8], [7, 1]), 1e4, 8, torch.float32).full.mask_BTT is not None
+    assert plain_context(*documents([8], [8]), 1e4, 8, torch.float32).full.mask_BsT is None
+    assert plain_context(*documents([8], [7, 1]), 1e4, 8, torch.float32).full.mask_BsT is not None
 
 
 def test_attention_gradients_by_finite_differences():

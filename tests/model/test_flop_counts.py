@@ -98,7 +98,7 @@ def attend_full(q_BTHE, k_BTKE, v_BTKV, visible: Visible, softcap: float | None 
     if softcap is not None:
         scores = softcap * (scores / softcap).tanh()
     column = torch.arange(T)[:, None] - keys + 1 + torch.arange(keys)
-    seen = column >= visible.start_BT[:, :, None]
+    seen = column >= visible.start_Bs[:, :, None]
     weights = scores.view(B, T, -1, group, keys).masked_fill(~seen[:, :, None, None], -torch.inf).softmax(-1)
     out = torch.bmm(weights.view(-1, group, keys), v.reshape(-1, v.shape[3], keys).mT)
     return out.view(B, T, H, -1)
@@ -155,7 +155,7 @@ def test_causal_is_what_the_mask_leaves_to_half_a_diagonal(window):
     spec = replace(BASE, window=window, layers=1)
     position_BT = torch.arange(TIME)[None]
     context = make_context(position_BT, torch.zeros_like(position_BT), spec, spec.rope, torch.float32)
-    seen = int(context.visible(window is not None).sees_BTT().sum())
+    seen = int(context.visible(window is not None).sees_BsT().sum())
     each = 6 * spec.heads * 2 * spec.head_width
     causal = TIME * attention_flops_per_token(spec, TIME, Convention.CAUSAL)
     assert each * seen == pytest.approx(causal + each * min(window or TIME, TIME) / 2, rel=1e-12)

@@ -107,10 +107,10 @@ def test_a_context_holds_the_angles_of_its_positions():
     position = torch.tensor([[0, 1, 2, 0, 1], [7, 8, 9, 10, 300]], dtype=torch.int32)
     context = make_context(position, torch.tensor([[0, 0, 0, 1, 1], [0] * 5]), MODEL, rope, torch.bfloat16)
     cos, sin = angle_table(512, MODEL, rope)
-    assert context.cos_BTE is not None
-    assert context.sin_BTE is not None
-    assert torch.equal(context.cos_BTE[:, :, 0], cos[position.long()])
-    assert torch.equal(context.sin_BTE[:, :, 0], sin[position.long()])
+    assert context.cos_BsE is not None
+    assert context.sin_BsE is not None
+    assert torch.equal(context.cos_BsE[:, :, 0], cos[position.long()])
+    assert torch.equal(context.sin_BsE[:, :, 0], sin[position.long()])
     assert context.attention_growth == attention_growth(rope)
     assert context.position_BT.dtype == context.document_BT.dtype == torch.int64
 
@@ -119,8 +119,8 @@ def test_a_context_holds_the_angles_of_its_positions():
 def test_a_model_without_rope_has_no_angles(kind):
     zeros = torch.zeros(1, 3, dtype=torch.int64)
     context = make_context(zeros, zeros, replace(MODEL, position=kind, positions=8), RopeSpec(1e4), torch.float32)
-    assert context.cos_BTE is None
-    assert context.sin_BTE is None
+    assert context.cos_BsE is None
+    assert context.sin_BsE is None
 
 
 # --- rotation of a part
@@ -194,7 +194,7 @@ def test_scores_depend_on_distances_alone():
 
     def score(t: int, s: int) -> torch.Tensor:
         context = make_context(torch.tensor([[t, s]]), torch.zeros(1, 2), model, rope, torch.float64)
-        turned = [norm_rotate(x, None, context.cos_BTE, context.sin_BTE, 1e-5) for x in (q, k)]
+        turned = [norm_rotate(x, None, context.cos_BsE, context.sin_BsE, 1e-5) for x in (q, k)]
         return (turned[0][:, 0] * turned[1][:, 1]).sum(-1)
 
     torch.testing.assert_close(score(3, 1), score(103, 101), atol=1e-5, rtol=0)  # cos and sin are float32

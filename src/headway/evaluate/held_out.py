@@ -1,16 +1,18 @@
 """Held-out loss: sums over targets, so it does not depend on how the tokens were cut into batches.
 
-Shapes: B batch, T time.
+Shapes: B batch, T time, t of it on this rank (alone: all).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 import torch
+import torch.nn.functional as F
+from torch import Tensor
 
 from headway.base.errors import RunError
 from headway.model.context import make_context
@@ -51,13 +53,38 @@ class HeldOut:
 
 @torch.no_grad()
 def held_out_loss(model: Computes, batches: Iterable[TokenBatch], rope: RopeSpec) -> HeldOut:
-    """Sum of the plain cross-entropy (no z-loss) over all targets of ``batches``, of any sizes."""
-    nll_sum, targets = 0.0, 0
+    """Sum of the plain cross-entropy (no z-loss) over all targets of ``batches``, of any sizes.
+
+    Ranks that divide rows or layers all call this with the same batches, and have the same answer.
+    """
+    nll_sum, targets, ranks = 0.0, 0, model.ranks
     for batch in batches:
-        position_BT, document_BT = torch.as_tensor(batch.position_BT), torch.as_tensor(batch.document_BT)
-        context = replace(make_context(position_BT, document_BT, model.spec, rope, model.dtype), ranks=model.ranks)
-        hidden_BTD = model.forward(torch.as_tensor(batch.tokens_BT).long(), context)
-        targets_BT = torch.as_tensor(batch.targets_BT).long()
-        nll_sum += float(model.loss(hidden_BTD, targets_BT, None, 0.0).nll_sum)
-        targets += targets_BT.numel()
+        rows = _Rows.of(batch, ranks.length_step)
+        context = make_context(rows.position_BT, rows.document_BT, model.spec, rope, model.dtype, ranks)
+        hidden_BtD = model.forward(rows.tokens_BT, context)
+        nll_sum += float(ranks.chunks.sum(model.loss(hidden_BtD, rows.targets_BT, rows.counts_BT, 0.0).nll_sum))
+        targets += batch.targets_BT.size
     return HeldOut(nll_sum=nll_sum, targets=targets)
+
+
+@dataclass(frozen=True, eq=False)
+class _Rows:
+    """A batch as tensors."""
+
+    tokens_BT: Tensor
+    targets_BT: Tensor
+    position_BT: Tensor
+    document_BT: Tensor
+    counts_BT: Tensor | None = None  # bool: targets that count; None: all
+
+    @staticmethod
+    def of(batch: TokenBatch, step: int) -> _Rows:
+        """Rows filled to a multiple of ``step`` tokens, as ranks can divide them, with a document that counts for nothing."""
+        kinds = (batch.tokens_BT, batch.targets_BT, batch.position_BT, batch.document_BT)
+        tokens_BT, targets_BT, position_BT, document_BT = (torch.as_tensor(kind).long() for kind in kinds)
+        missing = -targets_BT.shape[1] % step
+        if not missing:
+            return _Rows(tokens_BT, targets_BT, position_BT, document_BT)
+        filled = (F.pad(x_BT, (0, missing)) for x_BT in (tokens_BT, targets_BT, position_BT))
+        other_BT = F.pad(document_BT, (0, missing), value=int(document_BT.max()) + 1)
+        return _Rows(*filled, other_BT, F.pad(torch.ones_like(targets_BT, dtype=torch.bool), (0, missing)))

@@ -12,9 +12,11 @@ is one vectorised kernel. Softmax is computed in float32, but from scores that t
 a unit in 256 of their size in bfloat16, which QK-norm bounds by sqrt E times the gains. (float32 scores cost three times as
 much.) Separate calls per document or per run of whole rows were not faster than the mask.
 
-Shapes: B rows, T time, H heads, K kv heads, G = H / K heads per kv head, E width of a query and key, V of a value, Q queries
-of a block, S keys it meets. Kernels work on (B K) (T G) E, where a kv head's G heads are neighbours, so that grouped queries
-are one product.
+Under context parallelism queries are those of some chunks of the row (``Visible.columns``), and no block reaches over two runs.
+
+Shapes: B rows, T time, s of it with queries (alone: all), H heads, K kv heads, G = H / K heads per kv head, E width of a query
+and key, V of a value, Q queries of a block, S keys it meets. Kernels work on (B K) (T G) E, where a kv head's G heads are
+neighbours, so that grouped queries are one product.
 """
 
 from __future__ import annotations
@@ -33,28 +35,28 @@ from headway.formulas.activations import BLOCK_QUERIES, BLOCK_SCORES, KEPT_SCORE
 from headway.model.context import Visible
 
 
-def attend(q_BTHE: Tensor, k_BTKE: Tensor, v_BTKV: Tensor, visible: Visible, softcap: float | None = None) -> Tensor:
-    """softmax(q k') v of every token over the tokens that it sees -> B T H V.
+def attend(q_BsHE: Tensor, k_BTKE: Tensor, v_BTKV: Tensor, visible: Visible, softcap: float | None = None) -> Tensor:
+    """softmax(q k') v of every query over the tokens that it sees -> B s H V.
 
     ``q`` comes scaled (by 1 / sqrt E, see ``kernels.norm_rotate``). With ``softcap`` c, scores become c tanh(scores / c).
     """
-    if q_BTHE.device.type != "cpu":
-        return attend_sdpa(q_BTHE, k_BTKE, v_BTKV, visible, softcap)
-    return _Attend.apply(q_BTHE, k_BTKE, v_BTKV, visible, softcap)
+    if q_BsHE.device.type != "cpu":
+        return attend_sdpa(q_BsHE, k_BTKE, v_BTKV, visible, softcap)
+    return _Attend.apply(q_BsHE, k_BTKE, v_BTKV, visible, softcap)
 
 
-def attend_sdpa(q_BTHE: Tensor, k_BTKE: Tensor, v_BTKV: Tensor, visible: Visible, softcap: float | None = None) -> Tensor:
+def attend_sdpa(q_BsHE: Tensor, k_BTKE: Tensor, v_BTKV: Tensor, visible: Visible, softcap: float | None = None) -> Tensor:
     """The same by torch's own kernels, for accelerators. Only those without a mask know grouped queries and flash attention."""
-    group = q_BTHE.shape[2] // k_BTKE.shape[2]
-    if softcap is None and visible.is_causal:
-        q, k, v = (x.transpose(1, 2) for x in (q_BTHE, k_BTKE, v_BTKV))
+    group = q_BsHE.shape[2] // k_BTKE.shape[2]
+    if softcap is None and visible.is_causal and visible.columns.is_all:
+        q, k, v = (x.transpose(1, 2) for x in (q_BsHE, k_BTKE, v_BTKV))
         return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=1.0, enable_gqa=group > 1).transpose(1, 2)
-    sees_B1TT = visible.sees_BTT()[:, None]
-    q, k, v = (x.transpose(1, 2) for x in (q_BTHE, k_BTKE.repeat_interleave(group, 2), v_BTKV.repeat_interleave(group, 2)))
+    sees_B1sT = visible.sees_BsT()[:, None]
+    q, k, v = (x.transpose(1, 2) for x in (q_BsHE, k_BTKE.repeat_interleave(group, 2), v_BTKV.repeat_interleave(group, 2)))
     if softcap is None:
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=sees_B1TT, scale=1.0).transpose(1, 2)
-    capped_BHTT = _cap(q @ k.mT, softcap).masked_fill(~sees_B1TT, -torch.inf)
-    return (capped_BHTT.softmax(-1).to(v.dtype) @ v).transpose(1, 2)
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=sees_B1sT, scale=1.0).transpose(1, 2)
+    capped_BHsT = _cap(q @ k.mT, softcap).masked_fill(~sees_B1sT, -torch.inf)
+    return (capped_BHsT.softmax(-1).to(v.dtype) @ v).transpose(1, 2)
 
 
 def _cap(scores: Tensor, softcap: float) -> Tensor:
@@ -64,7 +66,7 @@ def _cap(scores: Tensor, softcap: float) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class _Block:
-    """One product: ``rows`` of (B K), ``queries`` of (T G), ``keys`` of T."""
+    """One product: ``rows`` of (B K), ``queries`` of (s G), ``keys`` of T."""
 
     rows: slice
     queries: slice
@@ -74,47 +76,51 @@ class _Block:
 
 def _blocks(visible: Visible, kv_heads: int, group: int, dtype: torch.dtype) -> Iterator[_Block]:
     """The blocks in a fixed order: forward and backward walk it alike."""
-    rows, length = visible.start_BT.shape
-    masks, first_key = _Masks(visible, dtype), visible.start_BT[:, ::BLOCK_QUERIES].tolist()
-    for index, start in enumerate(range(0, length, BLOCK_QUERIES)):
-        end = min(length, start + BLOCK_QUERIES)
-        widest = end if visible.window is None else min(end, end - start + visible.window)
-        step = max(1, BLOCK_SCORES // ((end - start) * group * widest * kv_heads))
+    masks, pieces = _Masks(visible, dtype), list(visible.columns.pieces(BLOCK_QUERIES))
+    first_key = visible.start_Bs[:, [queries.start for queries, _ in pieces]].tolist()
+    rows = len(first_key)
+    for index, (queries, column) in enumerate(pieces):
+        count = queries.stop - queries.start
+        end = column + count
+        widest = end if visible.window is None else min(end, count + visible.window)
+        step = max(1, BLOCK_SCORES // (count * group * widest * kv_heads))
         for row in range(0, rows, step):
             row_end = min(rows, row + step)
             first = min(first_key[r][index] for r in range(row, row_end)) // KEY_STEP * KEY_STEP
+            covering = masks(slice(row, row_end), queries, slice(first, end))
             yield _Block(
                 rows=slice(row * kv_heads, row_end * kv_heads),
-                queries=slice(start * group, end * group),
+                queries=slice(queries.start * group, queries.stop * group),
                 keys=slice(first, end),
-                masks=[(keys, mask[:, None, :, None]) for keys, mask in masks(slice(row, row_end), slice(start, end), first)],
+                masks=[(keys, mask[:, None, :, None]) for keys, mask in covering],
             )
 
 
 class _Masks:
     """Masks of blocks, cut from three tensors: of documents (rows, Q, keys), of the causal edge and the window's (Q, keys).
 
-    The window's edge hides key ``first + j`` from query ``start + i`` where j < i + shift, shift = start - window + 1 - first,
-    which is below KEY_STEP because blocks begin at the first key that is seen or less than a step before it.
+    The window's edge hides key ``first + j`` from the query in column ``c + i`` where j < i + shift,
+    shift = c - window + 1 - first, which is below KEY_STEP because blocks begin at the first key that is seen or less than a
+    step before it.
     """
 
     def __init__(self, visible: Visible, dtype: torch.dtype):
-        self.documents_BTT, self.window = visible.mask_BTT, visible.window
-        hidden = visible.start_BT.new_full((BLOCK_QUERIES, KEY_STEP + BLOCK_QUERIES), -torch.inf, dtype=dtype)
+        self.documents_BsT, self.window = visible.mask_BsT, visible.window
+        hidden = visible.start_Bs.new_full((BLOCK_QUERIES, KEY_STEP + BLOCK_QUERIES), -torch.inf, dtype=dtype)
         self.causal_QQ = hidden[:, KEY_STEP:].triu(1)
         self.edge_QS = hidden.tril_(KEY_STEP - 1)  # column KEY_STEP + j of row i is hidden where j < i
 
-    def __call__(self, rows: slice, queries: slice, first: int) -> Iterator[tuple[slice, Tensor]]:
-        """Of the block's keys, from ``first`` to the end of ``queries``, which ones each mask covers; and the mask."""
-        count, keys = queries.stop - queries.start, queries.stop - first
-        if self.documents_BTT is None:
-            yield slice(keys - count, keys), self.causal_QQ[None, :count, :count]
+    def __call__(self, rows: slice, queries: slice, keys: slice) -> Iterator[tuple[slice, Tensor]]:
+        """Of the block's ``keys``, the last of which is the last query's own, which ones each mask covers; and the mask."""
+        count, met = queries.stop - queries.start, keys.stop - keys.start
+        if self.documents_BsT is None:
+            yield slice(met - count, met), self.causal_QQ[None, :count, :count]
         else:
-            yield slice(0, keys), self.documents_BTT[rows, queries, first : queries.stop]
+            yield slice(0, met), self.documents_BsT[rows, queries, keys]
         if self.window is None:
             return
-        shift = queries.start - self.window + 1 - first
-        covered = min(keys, count - 1 + shift)  # what the last query does not see
+        shift = met - count - self.window + 1
+        covered = min(met, count - 1 + shift)  # what the last query does not see
         if covered > 0:
             yield slice(0, covered), self.edge_QS[None, :count, KEY_STEP - shift : KEY_STEP - shift + covered]
 
@@ -153,11 +159,11 @@ def _by_token(x: Tensor, kv_heads: int, group: int, dtype: torch.dtype) -> Tenso
 
 class _Attend(Function):
     @staticmethod
-    def forward(ctx: Any, q_BTHE: Tensor, k_BTKE: Tensor, v_BTKV: Tensor, visible: Visible, softcap: float | None) -> Tensor:
-        B, T, H, _ = q_BTHE.shape
+    def forward(ctx: Any, q_BsHE: Tensor, k_BTKE: Tensor, v_BTKV: Tensor, visible: Visible, softcap: float | None) -> Tensor:
+        B, s, H, _ = q_BsHE.shape
         K, group = k_BTKE.shape[2], H // k_BTKE.shape[2]
-        keep = any(ctx.needs_input_grad[:3]) and softcap is None and B * T * T * H // 2 <= KEPT_SCORES
-        q, k, v = (_by_kv_head(x, K) for x in (q_BTHE, k_BTKE, v_BTKV))
+        keep = any(ctx.needs_input_grad[:3]) and softcap is None and B * s * k_BTKE.shape[1] * H // 2 <= KEPT_SCORES
+        q, k, v = (_by_kv_head(x, K) for x in (q_BsHE, k_BTKE, v_BTKV))
         out, kept = q.new_empty(*q.shape[:2], v.shape[-1]), []
         for block in _blocks(visible, K, group, q.dtype):
             weights = _softmax(_scores(q, k, block, softcap), block, K, q.dtype)
@@ -166,18 +172,18 @@ class _Attend(Function):
                 kept.append(weights)
         ctx.save_for_backward(q, k, v, *kept)
         ctx.visible, ctx.softcap, ctx.kv_heads, ctx.group = visible, softcap, K, group
-        return _by_token(out, K, group, q_BTHE.dtype)
+        return _by_token(out, K, group, q_BsHE.dtype)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad_BTHV: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad_BsHV: Tensor) -> tuple[Tensor | None, ...]:
         """P = softmax(q k'), out = P v:  dv = P' g,  dP = g v',  dS = P (dP - sum(P dP)),  dq = dS k,  dk = dS' q.
 
         Under a cap c, S = c tanh(q k' / c) gives dS a factor 1 - (S / c)^2. Gradients by k and v are summed over blocks in
         float32 or wider.
         """
         q, k, v, *kept = ctx.saved_tensors
-        K, group, softcap, grad = ctx.kv_heads, ctx.group, ctx.softcap, _by_kv_head(grad_BTHV, ctx.kv_heads)
+        K, group, softcap, grad = ctx.kv_heads, ctx.group, ctx.softcap, _by_kv_head(grad_BsHV, ctx.kv_heads)
         wide = torch.promote_types(k.dtype, torch.float32)
         grad_q, grad_k, grad_v = torch.empty_like(q), torch.zeros_like(k, dtype=wide), torch.zeros_like(v, dtype=wide)
         for index, block in enumerate(_blocks(ctx.visible, K, group, q.dtype)):

@@ -1,7 +1,8 @@
 """Where every token stands: its rotary angle and which keys it may see. Built once per batch, serves every layer.
 
-Shapes: B batch rows, T tokens of a row, E half of the rotated width of a head. A document is a maximal run of equal ids in a
-row; a token sees the tokens of its document up to itself, in layers with a window of w only the last w of these.
+Shapes: B batch rows, T tokens of a row, s of them in this rank's chunks (alone: all), E half of the rotated width of a head. A
+document is a maximal run of equal ids in a row; a token sees the tokens of its document up to itself, in layers with a window
+of w only the last w of these.
 
     document   a a a b b b b c        additive mask (0 seen, . = -inf)    a  0 . . . . . . .
     start      0 0 0 3 3 3 3 7                                            a  0 0 . . . . . .
@@ -10,16 +11,19 @@ row; a token sees the tokens of its document up to itself, in layers with a wind
                                                                           b  . . . 0 0 . . .
     A block of queries needs only the keys from its first query's start to its own end (attention.py). A window has no
     mask of its own: its edge is the same in every block.
+
+Under context parallelism queries are those of this rank's chunks, s of T; keys are those of whole rows.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from headway.model.columns import Columns
 from headway.model.dropout import DropoutKey
 from headway.model.ranks import ALONE, Ranks
 from headway.model.rope import angle_table, attention_growth
@@ -31,11 +35,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Visible:
-    """Which keys the queries of a layer see: those from ``start_BT`` to the query itself."""
+    """Which keys the queries of a layer see: those from ``start_Bs`` to the query itself."""
 
-    start_BT: Tensor  # int64: column of the first key that the token sees; it never falls along a row
+    start_Bs: Tensor  # int64: column of the first key that the query sees; it never falls along a row
+    columns: Columns  # of the queries; keys are all of the row
     packed: bool  # some row holds several documents
-    mask_BTT: Tensor | None  # additive, compute dtype, of documents alone; None: not packed, or not on a CPU
+    mask_BsT: Tensor | None  # additive, compute dtype, of documents alone; None: not packed, or not on a CPU
     window: int | None = None  # tokens that a token sees at most, itself included; None: all of its document before it
 
     @property
@@ -43,26 +48,25 @@ class Visible:
         """Whether every query simply sees the whole row before it."""
         return not self.packed and self.window is None
 
-    def sees_BTT(self) -> Tensor:
-        """bool, B T T: whether the query (second axis) sees the key (last axis)."""
-        column_T = torch.arange(self.start_BT.shape[1], device=self.start_BT.device)
-        return (column_T >= self.start_BT[:, :, None]) & (column_T <= column_T[:, None])
+    def sees_BsT(self) -> Tensor:
+        """bool, B s T: whether the query (second axis) sees the key (last axis)."""
+        return ~_hidden(self.start_Bs, self.columns)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Context:
     """Built by ``make_context``."""
 
-    cos_BTE: Tensor | None  # float32, B T 1 E: broadcasts over heads; None: no RoPE
-    sin_BTE: Tensor | None
+    cos_BsE: Tensor | None  # float32, B s 1 E: broadcasts over heads; None: no RoPE
+    sin_BsE: Tensor | None
     attention_growth: float  # by which YaRN multiplies scores
     full: Visible
     windowed: Visible | None  # None: the model has no window
-    position_BT: Tensor  # int64
-    document_BT: Tensor  # int64
+    position_BT: Tensor  # int64, of whole rows
+    document_BT: Tensor  # int64, of whole rows
     tally: Tally | None = None  # of routers, in training
     dropout: DropoutKey | None = None
-    scored_BT: Tensor | None = None  # bool: tokens that a loss depends on, so that routers may count them; None: all
+    scored_BT: Tensor | None = None  # bool, whole rows: tokens that a loss depends on, so that routers may count them; None: all
     ranks: Ranks = ALONE  # that share the work
 
     def tally_of(self, layer: str) -> LayerTally | None:
@@ -85,44 +89,49 @@ class Context:
         return self.windowed
 
 
-def make_context(position_BT: Tensor, document_BT: Tensor, model: ModelSpec, rope: RopeSpec, dtype: torch.dtype) -> Context:
-    """Positions and documents of one batch (any integer dtype, any device) -> Context. ``dtype``: that of the compute (masks)."""
+def make_context(
+    position_BT: Tensor, document_BT: Tensor, model: ModelSpec, rope: RopeSpec, dtype: torch.dtype, ranks: Ranks = ALONE
+) -> Context:
+    """Positions and documents of one batch of whole rows (any integer dtype, any device) -> Context for ``ranks``.
+
+    ``dtype``: that of the compute (masks).
+    """
     assert position_BT.shape == document_BT.shape, "one position and one document per token"
     position_BT, document_BT = position_BT.long(), document_BT.long()
-    cos_BTE, sin_BTE = _angles(position_BT, model, rope) if model.turned_width else (None, None)
-    full = _full(document_starts(document_BT), dtype)
+    cos_BsE, sin_BsE = _angles(ranks.chunks.mine(position_BT), model, rope) if model.turned_width else (None, None)
+    full = _full(document_starts(document_BT), dtype, ranks)
     return Context(
-        cos_BTE=cos_BTE,
-        sin_BTE=sin_BTE,
+        cos_BsE=cos_BsE,
+        sin_BsE=sin_BsE,
         attention_growth=attention_growth(rope),
         full=full,
         windowed=None if model.window is None else _windowed(full, model.window),
         position_BT=position_BT,
         document_BT=document_BT,
+        ranks=ranks,
     )
 
 
-def _angles(position_BT: Tensor, model: ModelSpec, rope: RopeSpec) -> tuple[Tensor, Tensor]:
-    """cos and sin of every token, B T 1 E. Tables of a power of two tokens, so that few are made."""
-    longest = int(position_BT.max()) + 1
+def _angles(position_Bs: Tensor, model: ModelSpec, rope: RopeSpec) -> tuple[Tensor, Tensor]:
+    """cos and sin of every token, B s 1 E. Tables of a power of two tokens, so that few are made."""
+    longest = int(position_Bs.max()) + 1
     cos_TE, sin_TE = angle_table(1 << (longest - 1).bit_length(), model, rope)
-    cos_BTE, sin_BTE = (table_TE.to(position_BT.device)[position_BT] for table_TE in (cos_TE, sin_TE))
-    return cos_BTE.unsqueeze(2), sin_BTE.unsqueeze(2)
+    cos_BsE, sin_BsE = (table_TE.to(position_Bs.device)[position_Bs] for table_TE in (cos_TE, sin_TE))
+    return cos_BsE.unsqueeze(2), sin_BsE.unsqueeze(2)
 
 
-def _full(start_BT: Tensor, dtype: torch.dtype) -> Visible:
-    packed = bool(start_BT.any())
-    mask_BTT = document_mask(start_BT, dtype) if packed and start_BT.device.type == "cpu" else None
-    return Visible(start_BT=start_BT, packed=packed, mask_BTT=mask_BTT)
+def _full(start_BT: Tensor, dtype: torch.dtype, ranks: Ranks) -> Visible:
+    packed, start_Bs, columns = bool(start_BT.any()), ranks.chunks.mine(start_BT), ranks.chunks.columns(start_BT.shape[1])
+    mask_BsT = document_mask(start_Bs, dtype, columns) if packed and start_BT.device.type == "cpu" else None
+    return Visible(start_Bs=start_Bs, columns=columns, packed=packed, mask_BsT=mask_BsT)
 
 
 def _windowed(full: Visible, window: int) -> Visible:
     """``full`` itself where the window holds whole rows."""
-    length = full.start_BT.shape[1]
-    if window >= length:
+    if window >= full.columns.length:
         return full
-    oldest_T = torch.arange(length, device=full.start_BT.device) - (window - 1)
-    return Visible(start_BT=full.start_BT.maximum(oldest_T), packed=full.packed, mask_BTT=full.mask_BTT, window=window)
+    oldest_s = full.columns.tensor(full.start_Bs.device) - (window - 1)
+    return replace(full, start_Bs=full.start_Bs.maximum(oldest_s), window=window)
 
 
 def goes_on(document_BT: Tensor, depth: int) -> Tensor:
@@ -140,8 +149,13 @@ def document_starts(document_BT: Tensor) -> Tensor:
     return torch.where(begins_BT, column_T, 0).cummax(1).values
 
 
-def document_mask(start_BT: Tensor, dtype: torch.dtype) -> Tensor:
-    """Additive B T T mask: 0 where a query sees a key, -inf elsewhere."""
-    column_T = torch.arange(start_BT.shape[1], device=start_BT.device)
-    hidden_BTT = (column_T < start_BT[:, :, None]) | (column_T > column_T[:, None])
-    return torch.zeros(hidden_BTT.shape, dtype=dtype, device=start_BT.device).masked_fill_(hidden_BTT, -torch.inf)
+def document_mask(start_Bs: Tensor, dtype: torch.dtype, columns: Columns | None = None) -> Tensor:
+    """Additive B s T mask: 0 where a query sees a key, -inf elsewhere. ``columns``: of the queries (None: all)."""
+    hidden_BsT = _hidden(start_Bs, columns or Columns.whole(start_Bs.shape[1]))
+    return torch.zeros(hidden_BsT.shape, dtype=dtype, device=start_Bs.device).masked_fill_(hidden_BsT, -torch.inf)
+
+
+def _hidden(start_Bs: Tensor, columns: Columns) -> Tensor:
+    """bool, B s T: whether the query does not see the key."""
+    key_T, query_s = torch.arange(columns.length, device=start_Bs.device), columns.tensor(start_Bs.device)
+    return (key_T < start_Bs[:, :, None]) | (key_T > query_s[:, None])

@@ -75,7 +75,7 @@ class Decoder(nn.Module):
         return (self.embed if self.head is None else self.head).matrix()
 
     def forward(self, tokens_BT: Tensor, context: Context) -> Tensor:
-        """Hidden states after the final norm, B T D; ``logits`` makes logits of them."""
+        """Hidden states of this rank's tokens after the final norm, B t D; ``logits`` makes logits of them."""
         return self.norm(self._stream(tokens_BT, context))
 
     def hidden(self, tokens_BT: Tensor, context: Context) -> Hidden:
@@ -107,12 +107,13 @@ class Decoder(nn.Module):
         return x_BTD
 
     def _embed(self, tokens_BT: Tensor, ranks: Ranks) -> Tensor:
-        """A rank looks up what its rows of the vocabulary hold; the others' rows give zeros."""
+        """Of whole rows of tokens -> B t D. A rank looks up what its rows of the vocabulary hold; the others' rows give zeros."""
+        tokens_Bs = ranks.chunks.mine(tokens_BT)
         weight_VD = self.embed.matrix()
         dtype = self.stream_dtype or weight_VD.dtype
         if not ranks.divide_tokens:
-            return F.embedding(tokens_BT, weight_VD).to(dtype)
-        row_BT = tokens_BT - ranks.first_row(self.spec.vocabulary)
-        here_BT = (row_BT >= 0) & (row_BT < len(weight_VD))
-        found_BTD = F.embedding(torch.where(here_BT, row_BT, 0), weight_VD)
-        return ranks.own_sum(torch.where(here_BT[..., None], found_BTD, 0).to(dtype))
+            return F.embedding(tokens_Bs, weight_VD).to(dtype)
+        row_Bs = tokens_Bs - ranks.first_row(self.spec.vocabulary)
+        here_Bs = (row_Bs >= 0) & (row_Bs < len(weight_VD))
+        found_BsD = F.embedding(torch.where(here_Bs, row_Bs, 0), weight_VD)
+        return ranks.own_sum(torch.where(here_Bs[..., None], found_BsD, 0).to(dtype))

@@ -5,7 +5,9 @@ A site (such as "layers.3.ffn") of a step is one logical tensor [rows, T, D] ove
 ``dropout/STEP/SITE``, and is dropped where that word lies below share * 2^32. torch's generators play no part, so nothing of
 it is in a checkpoint.
 
-Shapes: B rows of a micro-batch, T time, D width.
+Where ranks divide rows, a rank has some of a row's tokens, and says which: it drops what one process drops of them.
+
+Shapes: B rows of a micro-batch, T time, t of it on this rank (alone: all), D width.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
+from headway.model.columns import Columns
 from headway.model.counter_random import Words
 
 WORDS = 1 << 32
@@ -33,6 +36,7 @@ class DropoutKey:
     step: int
     rows_B: tuple[int, ...]  # of the micro-batch: their indices in the batch of the step, over all ranks
     share: float  # of values that become 0; the others are divided by 1 - share
+    columns: Columns | None = None  # of the row, those that this rank has between layers; None: all
 
 
 def drop(x_BTD: Tensor, key: DropoutKey | None, site: str) -> Tensor:
@@ -44,14 +48,18 @@ def drop(x_BTD: Tensor, key: DropoutKey | None, site: str) -> Tensor:
 
 def dropped(key: DropoutKey, site: str, shape: torch.Size) -> Tensor:
     """bool, B T D, on the CPU: which values of the micro-batch are dropped."""
-    rows, *inner = shape
+    rows, time, *inner = shape
+    columns, width = key.columns or Columns.whole(time), int(np.prod(inner))
     assert len(key.rows_B) == rows, f"{rows} rows, {len(key.rows_B)} of them named"
-    words, count = Words(key.seed, f"dropout/{key.step}/{site}"), int(np.prod(inner))
+    assert columns.count == time, f"{time} tokens of a row, and the places of {columns.count}"
+    words = Words(key.seed, f"dropout/{key.step}/{site}")
     below = np.uint32(min(round(key.share * WORDS), WORDS - 1))
-    mask = np.empty((rows, count), np.bool_)
-    for mask_TD, row in zip(mask, key.rows_B, strict=True):
-        np.less(words(row * count, count), below, out=mask_TD)
-    return torch.from_numpy(mask).view(shape)
+    mask_BtD = np.empty((rows, time, width), np.bool_)
+    for mask_tD, row in zip(mask_BtD, key.rows_B, strict=True):
+        for at, column in columns.pieces():
+            first, count = (row * columns.length + column) * width, (at.stop - at.start) * width
+            np.less(words(first, count), below, out=mask_tD[at].reshape(-1))
+    return torch.from_numpy(mask_BtD).view(shape)
 
 
 class _Drop(Function):

@@ -2,7 +2,10 @@
 
     x -> q, k, v -> norm of q and k -> RoPE -> softmax(q k' scale) v -> o
 
-Shapes: B batch, T time, D width, H heads, K kv heads (of this rank), E head width.
+Keys and values are those of whole rows, queries those of this rank's tokens (``model/ranks.py``).
+
+Shapes: B batch, T time, s of it in this rank's chunks (alone: all), t of those between layers,
+D width, H heads, K kv heads (of this rank), E head width.
 """
 
 from __future__ import annotations
@@ -33,23 +36,23 @@ class GroupedAttention(nn.Module):
             self.q_norm = Norm(spec, spec.head_width if by_head else HE, plain=True)
             self.k_norm = Norm(spec, spec.head_width if by_head else KE, plain=True)
 
-    def forward(self, x_BTD: Tensor, context: Context) -> Tensor:
-        spec = self.spec
+    def forward(self, x_BtD: Tensor, context: Context) -> Tensor:
+        spec, ranks = self.spec, context.ranks
         scale = multipliers(spec).attention * context.growth(self.layer, spec)
-        x_BTD = context.ranks.all(x_BTD)
-        q_BTHE = self._turned(self.q(x_BTD), "q_norm", context, scale)
-        k_BTKE = self._turned(self.k(x_BTD), "k_norm", context, 1.0)
-        v_BTKE = self.v(x_BTD).unflatten(-1, (-1, spec.head_width))
+        x_BsD = ranks.all(x_BtD)
+        q_BsHE = self._turned(self.q(x_BsD), "q_norm", context, scale)
+        k_BTKE = ranks.chunks.whole(self._turned(self.k(x_BsD), "k_norm", context, 1.0))
+        v_BTKE = ranks.chunks.whole(self.v(x_BsD).unflatten(-1, (-1, spec.head_width)))
         visible = context.visible(spec.is_windowed(self.layer))
-        out_BTF = attend(q_BTHE, k_BTKE, v_BTKE, visible, spec.attention_softcap).flatten(-2)
-        return self.o.into_stream(out_BTF, context.ranks)
+        out_BsF = attend(q_BsHE, k_BTKE, v_BTKE, visible, spec.attention_softcap).flatten(-2)
+        return self.o.into_stream(out_BsF, ranks)
 
-    def _turned(self, x_BTF: Tensor, norm: str, context: Context, scale: float) -> Tensor:
-        """Norm over each head or over all of them, RoPE, ``scale`` -> B T heads E."""
+    def _turned(self, x_BsF: Tensor, norm: str, context: Context, scale: float) -> Tensor:
+        """Norm over each head or over all of them, RoPE, ``scale`` -> B s heads E."""
         spec, gain_E = self.spec, None
         if spec.qk_norm and spec.qk_norm_over == "all":
-            x_BTF = getattr(self, norm)(x_BTF)
+            x_BsF = getattr(self, norm)(x_BsF)
         elif spec.qk_norm:
             gain_E = getattr(self, norm).gain()
-        cos, sin = (context.cos_BTE, context.sin_BTE) if spec.has_positions(self.layer) else (None, None)
-        return norm_rotate(x_BTF.unflatten(-1, (-1, spec.head_width)), gain_E, cos, sin, spec.norm_epsilon, scale)
+        cos, sin = (context.cos_BsE, context.sin_BsE) if spec.has_positions(self.layer) else (None, None)
+        return norm_rotate(x_BsF.unflatten(-1, (-1, spec.head_width)), gain_E, cos, sin, spec.norm_epsilon, scale)

@@ -168,7 +168,9 @@ class _Chunk:
         """
         product_CV = (self.hidden_CD @ self.weight_VD.t()).to(_wide_dtype(self.weight_VD))
         logits_CV = options.output.apply(product_CV)
-        part = self._whole(logits_CV) if options.vocabulary.ranks is ALONE else self._divided(logits_CV, options.vocabulary)
+        part = (
+            self._whole(logits_CV) if not options.vocabulary.ranks.divide_tokens else self._divided(logits_CV, options.vocabulary)
+        )
         if grad_CV is not None:
             self._gradient(options, logits_CV, part, grad_CV)
         nll = self.kept(part.lse_C - part.target_C).sum(dtype=torch.float64)

@@ -27,8 +27,9 @@ from headway.model.experts import Router
 from headway.model.init import initialise_part
 from headway.model.loss import LossSums, OutputRule, Vocabulary, loss_sums
 from headway.model.precision import COMPUTE_DTYPES
-from headway.model.ranks import ALONE, Ranks
+from headway.model.ranks import ALONE, WHOLE_ROWS, Ranks
 from headway.model.weight import Norm, Weight
+from headway.parallel.context_parallel import BalancedChunks
 from headway.parallel.divide import cut_dimension, part
 from headway.parallel.mesh import Mesh
 from headway.parallel.state import LocalParts, rectangle_of
@@ -46,7 +47,7 @@ class ShardedModel:
         kinds = parameter_precisions(spec, precision)
         self.dtypes = {name: COMPUTE_DTYPES[kind] for name, kind in kinds.items()}
         self.dtype = COMPUTE_DTYPES[precision.compute]
-        self.ranks: Ranks = TensorRanks(mesh.group("tp")) if mesh.axes.tp > 1 else ALONE
+        self.ranks = ranks_of(mesh)
         with torch.device("meta"):
             self.decoder = Decoder(spec)
         self.decoder.stream_dtype = self.dtype
@@ -130,11 +131,13 @@ class ShardedModel:
         product_NV = F.linear(hidden_ND.to(self.dtypes["head.weight"]), self.head_weight).float()
         return OutputRule.of(self.spec).logits(self.ranks.all_columns(product_NV))
 
-    def loss(self, hidden_BTD: Tensor, targets_BT: Tensor, mask_BT: Tensor | None, z_weight: float) -> LossSums:
-        """The same on all ranks that share the tokens."""
+    def loss(self, hidden_BtD: Tensor, targets_BT: Tensor, mask_BT: Tensor | None, z_weight: float) -> LossSums:
+        """Of this rank's chunks of the rows; targets and mask come of whole rows. The same on all ranks that share the tokens."""
+        chunks = self.ranks.chunks
+        targets_Bs, mask_Bs = chunks.mine(targets_BT), None if mask_BT is None else chunks.mine(mask_BT)
         vocabulary = Vocabulary(self.ranks, self.ranks.first_row(self.spec.vocabulary))
-        hidden_BTD, output = self.ranks.all(hidden_BTD), OutputRule.of(self.spec)
-        return loss_sums(hidden_BTD, self.head_weight, targets_BT, mask_BT, z_weight, output, vocabulary=vocabulary)
+        hidden_BsD, output = self.ranks.all(hidden_BtD), OutputRule.of(self.spec)
+        return loss_sums(hidden_BsD, self.head_weight, targets_Bs, mask_Bs, z_weight, output, vocabulary=vocabulary)
 
     def refresh(self) -> None:
         """After a change of the weights: nothing that was gathered before it is read again."""
@@ -148,6 +151,14 @@ class ShardedModel:
     def take_gradients(self) -> None:
         """After the last backward pass: into ``.grad`` of the parts that the update changes."""
         self.parts.take_gradients()
+
+
+def ranks_of(mesh: Mesh) -> Ranks:
+    """What a rank exchanges with those that work on the same rows."""
+    chunks = BalancedChunks(mesh.group("cp")) if mesh.axes.cp > 1 else WHOLE_ROWS
+    if mesh.axes.tp > 1:
+        return TensorRanks(mesh.group("tp"), chunks)
+    return ALONE if chunks is WHOLE_ROWS else Ranks(chunks)
 
 
 def _parameter_modules(decoder: Decoder) -> Iterator[tuple[str, Weight | Norm]]:

@@ -3,11 +3,12 @@
 Each exchange of the forward pass is mirrored in the backward pass: gathering tokens becomes summing and dealing out their
 gradients, and the other way round.
 
-Shapes: B rows, T tokens of a row on the ranks together, t on this one.
+Shapes: B rows, T tokens of a row on the ranks together, t on this one; of whole rows, s in this rank's chunks.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -17,7 +18,8 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 from torch.distributed import _functional_collectives as functional
 
-from headway.model.ranks import Ranks
+from headway.model.columns import Columns
+from headway.model.ranks import WHOLE_ROWS, Chunks, Ranks
 from headway.parallel.divide import part
 
 
@@ -26,8 +28,10 @@ class TensorRanks(Ranks):
 
     divide_tokens = True
 
-    def __init__(self, group: dist.ProcessGroup):
+    def __init__(self, group: dist.ProcessGroup, chunks: Chunks = WHOLE_ROWS):
+        super().__init__(chunks)
         self.group, self.size, self.index = group, group.size(), dist.get_rank(group)
+        self.length_step = math.lcm(chunks.step, chunks.count * self.size)
 
     def all(self, x_BtD: Tensor) -> Tensor:
         return _All.apply(x_BtD, self.group)
@@ -36,7 +40,12 @@ class TensorRanks(Ranks):
         return _OwnSum.apply(x_BTD, self.group)
 
     def own(self, x_BT: Tensor) -> Tensor:
-        return x_BT[:, part(x_BT.shape[1], self.index, self.size)]
+        x_Bs = self.chunks.mine(x_BT)
+        return x_Bs[:, part(x_Bs.shape[1], self.index, self.size)]
+
+    def own_columns(self, length: int) -> Columns:
+        columns = self.chunks.columns(length)
+        return columns.part(part(columns.count, self.index, self.size))
 
     def first_row(self, rows: int) -> int:
         return part(rows, self.index, self.size).start

@@ -58,10 +58,9 @@ class Sums:
 
 
 def context_of(compute: Computes, batch: WindowBatch, rope: RopeSpec) -> Context:
-    """Angles and document pieces of one micro-batch."""
+    """Angles and document pieces of one micro-batch, for this rank's part of the work on it."""
     position_BT, document_BT = torch.from_numpy(batch.position_BT), torch.from_numpy(batch.document_BT)
-    context = make_context(position_BT, document_BT, compute.spec, rope, compute.dtype)
-    return replace(context, ranks=compute.ranks)
+    return make_context(position_BT, document_BT, compute.spec, rope, compute.dtype, compute.ranks)
 
 
 def train_step(trainee: Trainee, batch: StepBatch, rate: float) -> StepResult:
@@ -118,7 +117,11 @@ def accumulate(trainee: Trainee, batch: StepBatch) -> Sums:
 def dropout_of(trainee: Trainee, batch: StepBatch, rows: tuple[int, ...]) -> DropoutKey | None:
     """A place in the step's batch is the same under every layout, so what is dropped there is too."""
     share = trainee.spec.model.dropout
-    return DropoutKey(trainee.spec.seed, batch.place.step, rows, share) if share else None
+    if not share:
+        return None
+    length = trainee.spec.stages[batch.place.stage].sequence_length
+    columns = trainee.compute.ranks.own_columns(length)
+    return DropoutKey(trainee.spec.seed, batch.place.step, rows, share, columns)
 
 
 def _loads(loads: dict[str, LayerLoad]) -> dict[str, float]:
