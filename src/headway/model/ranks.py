@@ -21,6 +21,9 @@ class Ranks:
     divide_tokens = False
     """Whether between layers a rank has a part of the tokens only."""
 
+    adds_once = True
+    """Whether this rank adds what is added once to a sum over ranks (``own_sum``)."""
+
     def all(self, x_BtD: Tensor) -> Tensor:
         """Of everybody's tokens -> B T D. Its gradient is a sum over ranks: each uses them in its own way."""
         return x_BtD
@@ -32,6 +35,10 @@ class Ranks:
     def own(self, x_BT: Tensor) -> Tensor:
         """This rank's tokens of what all ranks have alike: B T ... -> B t ... No gradient."""
         return x_BT
+
+    def row_sum(self, x_B: Tensor) -> Tensor:
+        """The sum over all ranks that have tokens of the same rows, for each of them; no gradient."""
+        return x_B
 
     def first_row(self, rows: int) -> int:
         """Where this rank's part of a matrix begins that is divided by rows."""

@@ -28,6 +28,7 @@ class TensorRanks(Ranks):
 
     def __init__(self, group: dist.ProcessGroup):
         self.group, self.size, self.index = group, group.size(), dist.get_rank(group)
+        self.adds_once = self.index == 0
 
     def all(self, x_BtD: Tensor) -> Tensor:
         return _All.apply(x_BtD, self.group)
@@ -37,6 +38,9 @@ class TensorRanks(Ranks):
 
     def own(self, x_BT: Tensor) -> Tensor:
         return x_BT[:, part(x_BT.shape[1], self.index, self.size)]
+
+    def row_sum(self, x_B: Tensor) -> Tensor:
+        return self.sum(x_B)
 
     def first_row(self, rows: int) -> int:
         return part(rows, self.index, self.size).start
