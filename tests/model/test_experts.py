@@ -15,19 +15,9 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 from headway.model import experts as experts_module
-from headway.model.experts import (
-    Experts,
-    LayerLoad,
-    Loads,
-    Router,
-    Tally,
-    balance_biases,
-    mixture,
-    product_grouped,
-    product_in_loop,
-    route,
-    update_bias,
-)
+from headway.model.experts import Experts, mixture, product_grouped, product_in_loop
+from headway.model.routing import Router, route
+from headway.model.tally import LayerLoad, Loads, Tally, balance_biases, update_bias
 from headway.recipe.roles import block_shapes
 from headway.recipe.spec import ExpertsSpec, ModelSpec, MupSpec
 
@@ -57,7 +47,7 @@ class Layer:
     experts: Experts
 
     def __call__(self, x_BTD, tally=None, mask_BT=None, layer="layers.0"):
-        return mixture(x_BTD, self.router, self.experts, self.spec, None if tally is None else tally.of(layer), mask_BT)
+        return mixture(x_BTD, self.router, self.experts, None if tally is None else tally.of(layer), mask_BT)
 
     @property
     def parameters(self):

@@ -17,10 +17,11 @@ from torch import Tensor, nn
 
 from headway.model.context import Context
 from headway.model.dropout import drop
-from headway.model.experts import Experts, Router, mixture
+from headway.model.experts import Experts, mixture
 from headway.model.feed_forward import FeedForward
 from headway.model.grouped_attention import GroupedAttention
 from headway.model.latent_attention import LatentAttention
+from headway.model.routing import Router
 from headway.model.weight import Norm
 from headway.recipe.mup import multipliers
 from headway.recipe.spec import ModelSpec
@@ -70,8 +71,9 @@ class Block(nn.Module):
     def _ffn(self, x_BTD: Tensor, context: Context) -> Tensor:
         if self.experts is None:
             return self.ffn(x_BTD, context.ranks)
-        routed_BTD = mixture(x_BTD, self.router, self.experts, self.spec, context.tally_of(self.name), context.scored_BT)
-        return routed_BTD if self.shared is None else routed_BTD + self.shared(x_BTD, context.ranks)
+        tally, ranks = context.tally_of(self.name), context.ranks
+        routed_BTD = mixture(x_BTD, self.router, self.experts, tally, context.scored_BT, ranks)
+        return routed_BTD if self.shared is None else routed_BTD + self.shared(x_BTD, ranks)
 
     def _add(self, x_BTD: Tensor, added_BTD: Tensor, site: str, context: Context) -> Tensor:
         added_BTD = drop(added_BTD, context.dropout, f"{self.name}.{site}")

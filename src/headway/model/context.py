@@ -30,7 +30,7 @@ from headway.model.rope import angle_table, attention_growth
 from headway.recipe.spec import ModelSpec, RopeSpec
 
 if TYPE_CHECKING:
-    from headway.model.experts import LayerTally, Tally
+    from headway.model.tally import LayerTally, Tally
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

@@ -17,10 +17,7 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-
-def _wide(x: Tensor) -> Tensor:
-    """``x`` in the dtype of accumulation; float64 stays (tests)."""
-    return x if x.dtype == torch.float64 else x.float()
+from headway.model.wide import wide
 
 
 def _inverse_rms(x_ND: Tensor, epsilon: float) -> Tensor:
@@ -44,18 +41,18 @@ def _norm_gradient(grad_ND: Tensor, unit_ND: Tensor, gain_D: Tensor, inverse_N1:
 class _RmsNorm(Function):
     @staticmethod
     def forward(ctx: Any, x_ND: Tensor, gain_D: Tensor, epsilon: float) -> Tensor:
-        wide_ND = _wide(x_ND)
+        wide_ND = wide(x_ND)
         inverse_N1 = _inverse_rms(wide_ND, epsilon)
         ctx.save_for_backward(x_ND, gain_D, inverse_N1)
-        return (wide_ND * inverse_N1).mul_(_wide(gain_D)).to(x_ND.dtype)
+        return (wide_ND * inverse_N1).mul_(wide(gain_D)).to(x_ND.dtype)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_ND: Tensor) -> tuple[Tensor | None, ...]:
         x_ND, gain_D, inverse_N1 = ctx.saved_tensors
-        unit_ND = _wide(x_ND) * inverse_N1
-        grad = _wide(grad_ND) if grad_ND.dtype != inverse_N1.dtype else grad_ND.clone()
-        grad_x_ND, grad_gain_D = _norm_gradient(grad, unit_ND, _wide(gain_D), inverse_N1)
+        unit_ND = wide(x_ND) * inverse_N1
+        grad = wide(grad_ND) if grad_ND.dtype != inverse_N1.dtype else grad_ND.clone()
+        grad_x_ND, grad_gain_D = _norm_gradient(grad, unit_ND, wide(gain_D), inverse_N1)
         return grad_x_ND.to(x_ND.dtype), grad_gain_D.to(gain_D.dtype), None
 
 
@@ -70,8 +67,8 @@ class _LayerNorm(Function):
 
     @staticmethod
     def forward(ctx: Any, x_ND: Tensor, gain_D: Tensor, bias_D: Tensor | None, epsilon: float) -> Tensor:
-        wide_bias_D = None if bias_D is None else _wide(bias_D)
-        out_ND, mean_N1, inverse_N1 = torch.native_layer_norm(x_ND, gain_D.shape, _wide(gain_D), wide_bias_D, epsilon)
+        wide_bias_D = None if bias_D is None else wide(bias_D)
+        out_ND, mean_N1, inverse_N1 = torch.native_layer_norm(x_ND, gain_D.shape, wide(gain_D), wide_bias_D, epsilon)
         ctx.save_for_backward(x_ND, gain_D, bias_D, mean_N1, inverse_N1)
         return out_ND
 
@@ -79,9 +76,9 @@ class _LayerNorm(Function):
     @once_differentiable
     def backward(ctx: Any, grad_ND: Tensor) -> tuple[Tensor | None, ...]:
         x_ND, gain_D, bias_D, *moments = ctx.saved_tensors
-        biased, wide_bias_D = bias_D is not None, None if bias_D is None else _wide(bias_D)
+        biased, wide_bias_D = bias_D is not None, None if bias_D is None else wide(bias_D)
         grad_x_ND, grad_gain_D, grad_bias_D = torch.ops.aten.native_layer_norm_backward(
-            _wide(grad_ND), _wide(x_ND), gain_D.shape, *moments, _wide(gain_D), wide_bias_D, [True, True, biased]
+            wide(grad_ND), wide(x_ND), gain_D.shape, *moments, wide(gain_D), wide_bias_D, [True, True, biased]
         )
         return grad_x_ND.to(x_ND.dtype), grad_gain_D.to(gain_D.dtype), grad_bias_D.to(bias_D.dtype) if biased else None, None
 
@@ -111,7 +108,7 @@ def _rotate_or_not(x_NHE: Tensor, cos: Tensor | None, sin: Tensor | None) -> Ten
 
 def _turned_back(grad_NHE: Tensor, cos: Tensor | None, sin: Tensor | None) -> Tensor:
     """The gradient before the rotation, in float32 or wider: always a copy."""
-    wide_NHE = _wide(grad_NHE)
+    wide_NHE = wide(grad_NHE)
     if cos is None or sin is None:
         return wide_NHE.clone() if wide_NHE is grad_NHE else wide_NHE
     return rotate(wide_NHE, cos, -sin)
@@ -122,19 +119,19 @@ class _NormRotate(Function):
     def forward(
         ctx: Any, x_NHE: Tensor, gain_E: Tensor, cos: Tensor | None, sin: Tensor | None, epsilon: float, scale: float
     ) -> Tensor:
-        wide_NHE = _wide(x_NHE)
+        wide_NHE = wide(x_NHE)
         inverse_NH1 = _inverse_rms(wide_NHE, epsilon)
         ctx.save_for_backward(x_NHE, gain_E, inverse_NH1, cos, sin)
         ctx.scale = scale
-        return _rotate_or_not((wide_NHE * inverse_NH1).mul_(_wide(gain_E) * scale), cos, sin).to(x_NHE.dtype)
+        return _rotate_or_not((wide_NHE * inverse_NH1).mul_(wide(gain_E) * scale), cos, sin).to(x_NHE.dtype)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_NHE: Tensor) -> tuple[Tensor | None, ...]:
         x_NHE, gain_E, inverse_NH1, cos, sin = ctx.saved_tensors
-        unit_NHE = _wide(x_NHE) * inverse_NH1
+        unit_NHE = wide(x_NHE) * inverse_NH1
         grad = _turned_back(grad_NHE, cos, sin)
-        grad_x_NHE, grad_gain_E = _norm_gradient(grad, unit_NHE, _wide(gain_E) * ctx.scale, inverse_NH1)
+        grad_x_NHE, grad_gain_E = _norm_gradient(grad, unit_NHE, wide(gain_E) * ctx.scale, inverse_NH1)
         return grad_x_NHE.to(x_NHE.dtype), (grad_gain_E * ctx.scale).to(gain_E.dtype), None, None, None, None
 
 
@@ -143,13 +140,13 @@ class _Rotate(Function):
     def forward(ctx: Any, x_NHE: Tensor, cos: Tensor, sin: Tensor, scale: float) -> Tensor:
         ctx.save_for_backward(cos, sin)
         ctx.scale = scale
-        return rotate(_wide(x_NHE), cos, sin).mul_(scale).to(x_NHE.dtype)
+        return rotate(wide(x_NHE), cos, sin).mul_(scale).to(x_NHE.dtype)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_NHE: Tensor) -> tuple[Tensor | None, ...]:
         cos, sin = ctx.saved_tensors
-        return rotate(_wide(grad_NHE), cos, -sin).mul_(ctx.scale).to(grad_NHE.dtype), None, None, None
+        return rotate(wide(grad_NHE), cos, -sin).mul_(ctx.scale).to(grad_NHE.dtype), None, None, None
 
 
 def norm_rotate(

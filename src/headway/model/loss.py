@@ -29,6 +29,7 @@ from torch.autograd.function import once_differentiable
 
 from headway.formulas.activations import GROUPED_CHUNKS, loss_chunk_tokens
 from headway.model.ranks import ALONE, Ranks
+from headway.model.wide import wide_dtype
 from headway.recipe.mup import multipliers
 from headway.recipe.spec import ModelSpec
 
@@ -117,7 +118,7 @@ class _ChunkedLoss(Function):
     ) -> tuple[Tensor, Tensor, Tensor]:
         with_gradient = ctx.needs_input_grad[0] or ctx.needs_input_grad[1]
         grad_hidden_ND = torch.empty_like(hidden_ND) if with_gradient else None
-        grad_weight_VD = torch.zeros_like(weight_VD, dtype=_wide_dtype(weight_VD)) if with_gradient else None
+        grad_weight_VD = torch.zeros_like(weight_VD, dtype=wide_dtype(weight_VD)) if with_gradient else None
         nll_sum, z_sum = (torch.zeros((), dtype=torch.float64, device=hidden_ND.device) for _ in range(2))
         group = options.chunk_tokens * GROUPED_CHUNKS
         for first in range(0, hidden_ND.shape[0], group):
@@ -166,7 +167,7 @@ class _Chunk:
         logsumexp from the softmax that the gradient needs anyway, at the largest logit, whose share is at least 1 / V:
         one pass with exponentials instead of two.
         """
-        product_CV = (self.hidden_CD @ self.weight_VD.t()).to(_wide_dtype(self.weight_VD))
+        product_CV = (self.hidden_CD @ self.weight_VD.t()).to(wide_dtype(self.weight_VD))
         logits_CV = options.output.apply(product_CV)
         part = (
             self._whole(logits_CV) if not options.vocabulary.ranks.divide_tokens else self._divided(logits_CV, options.vocabulary)
@@ -225,7 +226,3 @@ def _kept(hidden_GD: Tensor, targets_G: Tensor, keep_G: Tensor | None) -> tuple[
     if keep_G is None:
         return hidden_GD, targets_G, None
     return torch.where(keep_G[:, None], hidden_GD, 0), torch.where(keep_G, targets_G, 0), keep_G
-
-
-def _wide_dtype(x: Tensor) -> torch.dtype:
-    return torch.float64 if x.dtype == torch.float64 else torch.float32

@@ -3,7 +3,7 @@ count of target tokens (CONTRACTS section 4). However the batch is cut, the quot
 
     objective = nll + z-loss                                    of the next token
               + mtp_weight / heads * sum of the same            of each head for further tokens
-              + balance and z-losses of the routers             (``experts.Tally``)
+              + balance and z-losses of the routers             (``tally.Tally``)
 
 A head for the token d further scores only positions whose row and document go on so far; it is divided by the same count.
 Shapes: B batch, T time.
@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from headway.model.context import Context
-from headway.model.experts import Tally
 from headway.model.precision import Computes
+from headway.model.tally import Tally
 
 
 @dataclass(frozen=True, eq=False)

@@ -19,11 +19,7 @@ Shapes: B rows, T tokens of a row on the ranks together, s in this rank's chunks
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import Tensor
-from torch.autograd import Function
-from torch.autograd.function import once_differentiable
 
 from headway.model.columns import Columns
 
@@ -69,6 +65,9 @@ class Ranks:
         self.chunks = chunks
         self.length_step = chunks.step  # rows have a multiple of this many tokens
 
+    adds_once = True
+    """Whether this rank adds what is added once to a sum over ranks (``own_sum``)."""
+
     def all(self, x_BtD: Tensor) -> Tensor:
         """Of everybody's tokens -> B T D. Its gradient is a sum over ranks: each uses them in its own way."""
         return x_BtD
@@ -102,22 +101,9 @@ class Ranks:
         return x
 
     def row_sum(self, x: Tensor) -> Tensor:
-        """Over all ranks that have tokens of the same rows (of tp and of chunks), for all of them; x is of own tokens.
-
-        Its gradient is the identity: right where what is made of the sum counts once in the objective, not once per rank.
-        """
-        return x if self is ALONE else _RowSum.apply(x, self)
-
-
-class _RowSum(Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, ranks: Ranks) -> Tensor:
-        return ranks.chunks.sum(ranks.sum(x))
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return grad, None
+        """Over all ranks that have tokens of the same rows (of tp and of chunks), for all of them; x is of own tokens. No
+        gradient."""
+        return self.chunks.sum(self.sum(x))
 
 
 ALONE = Ranks()

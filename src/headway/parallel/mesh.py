@@ -4,6 +4,8 @@
             `-'  `------ replicas -----'
                  `- (replicate) x shards -----'            states are sharded over dp_shard x cp, copied over dp_replicate
                  `---------- batch ------'                 losses are summed over these: each has its own tokens
+                 `---------- tokens ---------'             loads of experts too: between layers tp ranks have their own tokens
+                      `- shards -'  = expert shards x ep   a layer's experts lie over ep, each part sharded over the rest
 
 A replica (a place in dp_replicate x dp_shard) has sequences of its own; the ranks of a replica share them.
 """
@@ -64,7 +66,16 @@ class Mesh:
         shards = self.root["dp_shard", "cp"]._flatten("shards")
         batch = self.root["dp_replicate", "dp_shard", "cp"]._flatten("batch")
         self.batch_group = batch.get_group()
-        self.states = DeviceMesh._concatenate([self.root["dp_replicate"], shards]) if axes.dp_replicate > 1 else shards
+        self.token_group = self.root["dp_replicate", "dp_shard", "cp", "tp"]._flatten("tokens").get_group()
+        self.states = self._copied(shards)
+        if axes.ep > 1:
+            divided = shards._unflatten(0, (axes.dp_shard * axes.cp // axes.ep, axes.ep), ("expert_shards", "ep"))
+            self.ep, self.expert_states = divided["ep"], self._copied(divided["expert_shards"])
+            self.experts = DeviceMesh._concatenate([self.ep, self.tp]) if axes.tp > 1 else self.ep
+
+    def _copied(self, shards: DeviceMesh) -> DeviceMesh:
+        """Of states that lie over ``shards``."""
+        return DeviceMesh._concatenate([self.root["dp_replicate"], shards]) if self.axes.dp_replicate > 1 else shards
 
     @property
     def replica(self) -> int:

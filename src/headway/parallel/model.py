@@ -23,11 +23,11 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from headway.model.block import Block
 from headway.model.context import Context
 from headway.model.decoder import Decoder, Hidden
-from headway.model.experts import Router
 from headway.model.init import initialise_part
 from headway.model.loss import LossSums, OutputRule, Vocabulary, loss_sums
 from headway.model.precision import COMPUTE_DTYPES
 from headway.model.ranks import ALONE, WHOLE_ROWS, Ranks
+from headway.model.routing import Router
 from headway.model.weight import Norm, Weight
 from headway.parallel.context_parallel import BalancedChunks
 from headway.parallel.divide import cut_dimension, part

@@ -115,8 +115,18 @@ def _answer(task: Callable[..., Any], arguments: tuple[Any, ...], rank: int, wor
         answer = task(*arguments)
         dist.barrier()  # nobody takes its group down while others still talk
         dist.destroy_process_group()
+        _forget_meshes()
         return answer
     except HeadwayError as error:
         return _Failed(str(error), "")
     except Exception as error:
         return _Failed(f"{type(error).__name__}: {error}", traceback.format_exc())
+
+
+def _forget_meshes() -> None:
+    """DTensor remembers results by meshes, and a mesh equals one of an earlier task whose groups are gone."""
+    from torch.distributed.tensor import _redistribute, debug
+
+    debug._clear_sharding_prop_cache()
+    _redistribute.clear_redistribute_planner_cache()
+    _redistribute._gen_transform_infos.cache_clear()

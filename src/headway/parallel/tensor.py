@@ -32,6 +32,7 @@ class TensorRanks(Ranks):
         super().__init__(chunks)
         self.group, self.size, self.index = group, group.size(), dist.get_rank(group)
         self.length_step = math.lcm(chunks.step, chunks.count * self.size)
+        self.adds_once = self.index == 0
 
     def all(self, x_BtD: Tensor) -> Tensor:
         return _All.apply(x_BtD, self.group)

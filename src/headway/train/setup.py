@@ -24,9 +24,9 @@ from headway.data.reader import TokenReader
 from headway.data.stream import Skip, Stream, stream_digests
 from headway.data.tokenizer import Tokenizer
 from headway.model.decoder import Decoder
-from headway.model.experts import balance_biases
 from headway.model.init import initialise
 from headway.model.precision import ComputeModel, Computes
+from headway.model.tally import balance_biases
 from headway.optim.build import Optimizer, build_optimizer, optimizer_of
 from headway.optim.guard import Guard
 from headway.optim.parts import WHOLE, Parts

@@ -15,12 +15,12 @@ from headway.base import failpoints
 from headway.data.reader import WindowBatch
 from headway.model.context import Context, make_context
 from headway.model.dropout import DropoutKey
-from headway.model.experts import LayerLoad, Loads, update_bias
 from headway.model.objective import TrainingSums, training_sums
 from headway.model.precision import Computes
+from headway.model.tally import LayerLoad, Loads, update_bias
 from headway.optim.clip import clip_by_norm
 from headway.parallel.mesh import Mesh
-from headway.parallel.sums import over_tokens
+from headway.parallel.sums import over_routed, over_tokens
 from headway.recipe.spec import RopeSpec, StabilitySpec
 from headway.train.feed import StepBatch
 from headway.train.setup import Trainee
@@ -42,19 +42,28 @@ class Sums:
     """Over the micro-batches of one step, on the device until ``read``."""
 
     def __init__(self) -> None:
-        self.losses: torch.Tensor | None = None  # float64: nll, z, further tokens, routing
+        self.losses: torch.Tensor | None = None  # float64: nll, z, further tokens
+        self.routing: torch.Tensor | None = None  # float64, one value; None: no routers
         self.loads = Loads()
 
     def add(self, sums: TrainingSums) -> None:
-        losses = torch.stack([sums.nll_sum, sums.z_sum, sums.further_sum, sums.routing_sum])
+        losses = torch.stack([sums.nll_sum, sums.z_sum, sums.further_sum])
         self.losses = losses if self.losses is None else self.losses + losses
         if sums.tally is not None:
+            routing = sums.routing_sum.reshape(1)
+            self.routing = routing if self.routing is None else self.routing + routing
             self.loads.add(sums.tally)
 
+    def share_loads(self, mesh: Mesh | None) -> None:
+        """Loads of the whole batch, on every rank: once per step."""
+        if mesh is not None:
+            self.loads.sum_over(lambda counts: over_routed(counts, mesh))
+
     def read(self, mesh: Mesh | None) -> list[float]:
-        """Over the whole batch of the step."""
+        """The losses over the whole batch of the step, and routing: each rank routes tokens of its own, tp ranks too."""
         assert self.losses is not None, "a step has a micro-batch"
-        return over_tokens(self.losses, mesh).tolist()
+        routing = [0.0] if self.routing is None else over_routed(self.routing, mesh).tolist()
+        return [*over_tokens(self.losses, mesh).tolist(), *routing]
 
 
 def context_of(compute: Computes, batch: WindowBatch, rope: RopeSpec) -> Context:
@@ -78,6 +87,7 @@ def update(trainee: Trainee, batch: StepBatch, sums: Sums, rate: float) -> StepR
     trainee.optimizer.set_rate(rate)
     trainee.optimizer.step(bad)  # a bad gradient never reaches weights or moments (L9)
     reading = clip.read(bad)
+    sums.share_loads(trainee.mesh)
     loads = sums.loads.statistics()  # before they start again
     if reading.applied:
         trainee.updates += 1
