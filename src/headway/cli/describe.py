@@ -55,6 +55,11 @@ def describe(recipe: str, overrides: Sequence[str] | None, deployment: Path | No
         as_given,
     )
     check_stages(found.deployment, [stage.name for stage in loaded.recipe.stages])
+    if runnable and found.deployment.layouts:
+        from headway.recipe.engine_layouts import check_layouts
+        from headway.recipe.resolve import resolve
+
+        check_layouts(found.deployment, resolve(loaded, None))
     return found
 
 

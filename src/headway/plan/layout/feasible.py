@@ -17,10 +17,13 @@ from fractions import Fraction
 
 from headway.base.errors import ConfigError, Problem
 from headway.formulas.quantity import Quantity
-from headway.plan.step.shares import blocks, busiest_blocks, model_parts, most_chunks
+from headway.plan.step.shares import busiest_blocks
 from headway.plan.work import SIZES as MESH_SIZES
 from headway.plan.work import Cluster, Layout, Pipeline, Work
+from headway.recipe import layout_rules as rules
 from headway.recipe.deployment import AXES
+from headway.recipe.findings import divisors as divisors
+from headway.recipe.layout_rules import blocks, most_chunks
 
 SIZES = (*MESH_SIZES, "micro_batch")
 SEQUENCES_RULE = "every replica has at least one sequence"
@@ -88,13 +91,6 @@ def _mendable(layout: Layout, factor: Fraction) -> list[str]:
     return [axis for axis in whole if getattr(layout, axis) > 1 or (factor > 1 and axis.startswith("dp"))]
 
 
-def _heads(work: Work, layout: Layout) -> Problem | None:
-    heads = work.model.heads
-    if heads % layout.tp == 0:
-        return None
-    return Problem(f"tp {layout.tp} for {heads} heads", "each tensor rank has as many heads", _divisors_hint("tp", heads))
-
-
 def _kv_heads(work: Work, layout: Layout) -> Problem | None:
     kv, tp = work.model.kv_heads, layout.tp
     if work.model.latent is not None or kv % tp == 0 or tp % kv == 0:
@@ -103,31 +99,13 @@ def _kv_heads(work: Work, layout: Layout) -> Problem | None:
     return Problem(f"tp {tp} for {kv} key-value heads", rule, f"a divisor or a multiple of {kv}")
 
 
-def _widths(work: Work, layout: Layout) -> Problem | None:
-    widths = {"ffn width": work.model.ffn_width} if model_parts(work.model).dense.split else {}
-    if work.model.experts is not None:
-        widths["expert width"] = work.model.experts.width
-    for name, width in widths.items():
-        if width % layout.tp:
-            return Problem(f"tp {layout.tp} for an {name} of {width:,}", "widths are split evenly", _divisors_hint("tp", width))
-    return None
-
-
-def _depth(work: Work, layout: Layout) -> Problem | None:
-    have, most, chunks = blocks(work.model), most_chunks(work.model), layout.pp * layout.virtual
-    if chunks <= most or chunks == 1:
-        return None
-    seen = f"{have} layers for pp {layout.pp} x virtual {layout.virtual} = {chunks} chunks"
-    return Problem(seen, "a chunk holds a layer at least; the first and the last may have none", f"at most {most} chunks")
-
-
 def _interleaving(work: Work, layout: Layout) -> Problem | None:
     """torch's schedules take micro-batches in m // pp equal rounds; a multiple of pp, which Megatron asks for, always is one."""
     if layout.virtual == 1:
         return None
-    if layout.pp == 1 or layout.pipeline in (Pipeline.ONE_F_ONE_B, Pipeline.GPIPE):
-        seen = f"virtual {layout.virtual} with pp {layout.pp} and pipeline {layout.pipeline}"
-        return Problem(seen, "several chunks a rank need a pipeline that interleaves them", "virtual 1, or pipeline interleaved")
+    wrong = rules.pieces(layout)
+    if wrong is not None:
+        return wrong
     passes = layout.micro_batches(work.batch)
     rounds = max(1, passes // layout.pp)
     if passes % rounds == 0:
@@ -137,36 +115,8 @@ def _interleaving(work: Work, layout: Layout) -> Problem | None:
     return Problem(seen, "several chunks a rank take micro-batches in equal rounds", f"virtual 1, or {whole} micro-batches")
 
 
-def _experts(work: Work, layout: Layout) -> Problem | None:
-    experts, ep = work.model.experts, layout.ep
-    if ep == 1:
-        return None
-    if experts is None:
-        return Problem(f"ep {ep} for a model without experts", "ep spreads experts over ranks", "ep 1")
-    if experts.experts % ep:
-        seen = f"ep {ep} for {experts.experts} experts"
-        return Problem(seen, "each rank holds as many experts", _divisors_hint("ep", experts.experts))
-    if layout.shards % ep:
-        seen = f"ep {ep} over dp_shard {layout.dp_shard} x cp {layout.cp} = {layout.shards} ranks"
-        return Problem(seen, "experts lie over dp_shard x cp", _divisors_hint("ep", math.gcd(layout.shards, experts.experts)))
-    return None
-
-
-def _context(work: Work, layout: Layout) -> Problem | None:
-    cp, sequence = layout.cp, work.sequence
-    if cp == 1 or sequence % (2 * cp) == 0:
-        return None
-    rule = "a causal sequence is cut into 2 cp chunks, one early and one late for each rank, so that all have as much to do"
-    return Problem(f"cp {cp} for sequences of {sequence:,} tokens", rule, _divisors_hint("2 cp", sequence))
-
-
 def _sequence(work: Work, layout: Layout) -> Problem | None:
-    part = work.sequence // layout.cp
-    if layout.tp == 1 or not layout.sequence_parallel or part % layout.tp == 0:
-        return None
-    seen = f"tp {layout.tp} for {part:,} tokens of a sequence per context rank"
-    rule = "with sequence parallelism norms and residual stream are split over the tensor ranks by token"
-    return Problem(seen, rule, _divisors_hint("tp", part))
+    return rules.tokens(work, layout) if layout.sequence_parallel else None
 
 
 def _batch(work: Work, layout: Layout) -> Problem | None:
@@ -192,28 +142,17 @@ def _zero(work: Work, layout: Layout) -> Problem | None:
 
 
 _RULES: tuple[Callable[[Work, Layout], Problem | None], ...] = (
-    _heads,
+    rules.heads,
     _kv_heads,
-    _widths,
-    _depth,
+    rules.widths,
+    rules.depth,
     _interleaving,
-    _experts,
-    _context,
+    rules.experts,
+    rules.context,
     _sequence,
     _batch,
     _zero,
 )
-
-
-def _divisors_hint(name: str, of: int) -> str:
-    shown = divisors(of)
-    return f"{name} one of {', '.join(str(d) for d in shown[:8])}{', ...' if len(shown) > 8 else ''}"
-
-
-def divisors(number: int) -> list[int]:
-    """In order."""
-    small = [d for d in range(1, math.isqrt(number) + 1) if number % d == 0]
-    return small + [number // d for d in reversed(small) if d * d != number]
 
 
 # --- the nearest that can -------------------------------------------------------------------------------------------------

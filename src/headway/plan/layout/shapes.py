@@ -14,8 +14,8 @@ from dataclasses import replace
 from headway.base.errors import ConfigError
 from headway.plan.layout.feasible import SIZES, divisors, few_sequences
 from headway.plan.layout.sieve import Fit, Shape, Sieve
-from headway.plan.step.shares import most_chunks
 from headway.plan.work import Cluster, Layout, Pipeline, Recompute, Work
+from headway.recipe.layout_rules import most_chunks
 
 LONG_PART_TOKENS = 4096
 """A sequence is not cut into parts shorter than this: attention between ranks would cost more than it saves."""

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from headway.plan.work import Layout
+from headway.recipe.layout_rules import blocks
 from headway.recipe.roles import ParameterShape, Role, parameter_shapes
 from headway.recipe.spec import ModelSpec
 
@@ -75,16 +76,6 @@ def model_parts(model: ModelSpec) -> ModelParts:
         head=named[Role.HEAD],
         ends=around - sum(named.values()) + in_mtp,
     )
-
-
-def blocks(model: ModelSpec) -> int:
-    """Blocks of the decoder and of its mtp heads."""
-    return model.layers + model.mtp_layers
-
-
-def most_chunks(model: ModelSpec) -> int:
-    """Of a pipeline: the first may hold the embedding alone and the last the head (Llama 3: 126 layers in 16 x 8 chunks)."""
-    return blocks(model) + 2
 
 
 def stage_blocks(model: ModelSpec, layout: Layout) -> tuple[int, ...]:
