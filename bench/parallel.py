@@ -85,9 +85,7 @@ def overhead_of_a_mesh(rounds: int) -> dict[str, float]:
         dist.init_process_group("gloo", store=dist.FileStore(f"{directory}/store", 1), rank=0, world_size=1)
         alone = stepper(build_trainee(spec), RandomFeed(spec, SEQUENCES))
         meshed = stepper(build_trainee(spec, Mesh(Axes())), RandomFeed(spec, SEQUENCES))
-        pairs = [
-            (alone(n), meshed(n)) if n % 2 else tuple(reversed((meshed(n), alone(n)))) for n in range(WARM_STEPS + 8 * rounds)
-        ]
+        pairs = [(alone(n), meshed(n)) for n in range(WARM_STEPS + 8 * rounds)]
         dist.destroy_process_group()
     kept = pairs[WARM_STEPS:]
     return {
