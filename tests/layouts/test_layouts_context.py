@@ -26,16 +26,16 @@ from headway.parallel import context_parallel
 from headway.parallel.context_parallel import BalancedChunks, length_step, refuse_length
 from headway.parallel.mesh import Axes, Mesh
 from headway.parallel.model import ranks_of
-from headway.recipe.spec import BatchPhase, LatentSpec, Spec, YarnSpec
+from headway.recipe.spec import BatchPhase, LatentSpec, PrecisionSpec, Spec, YarnSpec
 from headway.train import step
 from headway.train.prove.batches import RandomFeed
-from headway.train.prove.compare import compare
+from headway.train.prove.compare import BFLOAT16, compare
 from headway.train.prove.miniature import LENGTH
 from headway.train.prove.rank import Measured, Work, measure_rank
 from headway.train.setup import build_trainee
 
 HEADS = ("model.kv_heads=4",)
-STEPS = 3
+STEPS = 2
 
 
 def changed(preset: str = "proxy", **model: object) -> Spec:
@@ -75,10 +75,15 @@ def test_P5_dense_packed_documents(prove, axes):
     assert failures(prove(work_of(changed(), steps=8), **axes)) == []
 
 
-@pytest.mark.parametrize("axes", LAYOUTS.values(), ids=LAYOUTS)
+@pytest.mark.parametrize("layout", ["cp4", "cp2 x tp2"])
 @pytest.mark.parametrize("spec", CASES.values(), ids=CASES)
-def test_P5_what_looks_along_a_row(prove, spec, axes):
-    assert failures(prove(work_of(spec), **axes)) == []
+def test_P5_what_looks_along_a_row(prove, spec, layout):
+    assert failures(prove(work_of(spec), **LAYOUTS[layout])) == []
+
+
+def test_bfloat16(prove):
+    spec = replace(changed(), precision=PrecisionSpec("bfloat16"))
+    assert failures(prove(work_of(spec), wider=BFLOAT16, cp=2)) == []
 
 
 def test_replicas_that_do_not_divide_the_batch(prove):
