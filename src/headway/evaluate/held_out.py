@@ -85,6 +85,7 @@ class _Rows:
         missing = -targets_BT.shape[1] % step
         if not missing:
             return _Rows(tokens_BT, targets_BT, position_BT, document_BT)
-        filled = (F.pad(x_BT, (0, missing)) for x_BT in (tokens_BT, targets_BT, position_BT))
-        other_BT = F.pad(document_BT, (0, missing), value=int(document_BT.max()) + 1)
-        return _Rows(*filled, other_BT, F.pad(torch.ones_like(targets_BT, dtype=torch.bool), (0, missing)))
+        tokens_BT, targets_BT, position_BT = (F.pad(x_BT, (0, missing)) for x_BT in (tokens_BT, targets_BT, position_BT))
+        counts_BT = F.pad(torch.ones_like(document_BT, dtype=torch.bool), (0, missing))
+        document_BT = F.pad(document_BT, (0, missing), value=int(document_BT.max()) + 1)
+        return _Rows(tokens_BT, targets_BT, position_BT, document_BT, counts_BT)

@@ -23,15 +23,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
+from torch.nn.attention.bias import causal_lower_right
 
 from headway.formulas.activations import BLOCK_QUERIES, BLOCK_SCORES, KEPT_SCORES, KEY_STEP
+from headway.model.columns import Columns
 from headway.model.context import Visible
 
 
@@ -48,15 +50,28 @@ def attend(q_BsHE: Tensor, k_BTKE: Tensor, v_BTKV: Tensor, visible: Visible, sof
 def attend_sdpa(q_BsHE: Tensor, k_BTKE: Tensor, v_BTKV: Tensor, visible: Visible, softcap: float | None = None) -> Tensor:
     """The same by torch's own kernels, for accelerators. Only those without a mask know grouped queries and flash attention."""
     group = q_BsHE.shape[2] // k_BTKE.shape[2]
-    if softcap is None and visible.is_causal and visible.columns.is_all:
+    if softcap is None and visible.is_causal:
         q, k, v = (x.transpose(1, 2) for x in (q_BsHE, k_BTKE, v_BTKV))
-        return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=1.0, enable_gqa=group > 1).transpose(1, 2)
+        if visible.columns.is_all:
+            return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=1.0, enable_gqa=group > 1).transpose(1, 2)
+        return _causal_runs(q, k, v, visible.columns).transpose(1, 2)
     sees_B1sT = visible.sees_BsT()[:, None]
     q, k, v = (x.transpose(1, 2) for x in (q_BsHE, k_BTKE.repeat_interleave(group, 2), v_BTKV.repeat_interleave(group, 2)))
     if softcap is None:
         return F.scaled_dot_product_attention(q, k, v, attn_mask=sees_B1sT, scale=1.0).transpose(1, 2)
     capped_BHsT = _cap(q @ k.mT, softcap).masked_fill(~sees_B1sT, -torch.inf)
     return (capped_BHsT.softmax(-1).to(v.dtype) @ v).transpose(1, 2)
+
+
+def _causal_runs(q_BHsE: Tensor, k_BKTE: Tensor, v_BKTV: Tensor, columns: Columns) -> Tensor:
+    """Each run of queries against the row up to its last one -> B H s V: no mask is made where a kernel knows this edge."""
+    outs, grouped = [], q_BHsE.shape[1] > k_BKTE.shape[1]
+    for queries, column in columns.pieces():
+        end = column + queries.stop - queries.start
+        edge = cast(Tensor, causal_lower_right(end - column, end))  # it stands in for a mask
+        of_run = (q_BHsE[:, :, queries], k_BKTE[:, :, :end], v_BKTV[:, :, :end])
+        outs.append(F.scaled_dot_product_attention(*of_run, attn_mask=edge, scale=1.0, enable_gqa=grouped))
+    return torch.cat(outs, 2)
 
 
 def _cap(scores: Tensor, softcap: float) -> Tensor:
