@@ -15,6 +15,10 @@ LAYOUTS = {
     "ep2": {"dp_shard": 2, "ep": 2},
     "ep4": {"dp_shard": 4, "ep": 4},
     "ep2 x fsdp2": {"dp_shard": 4, "ep": 2},
+    "ep2 x hsdp2": {"dp_replicate": 2, "dp_shard": 2, "ep": 2},
+    "ep2 x tp2": {"dp_shard": 2, "tp": 2, "ep": 2},
+    "ep2 x fsdp2 x hsdp2": {"dp_replicate": 2, "dp_shard": 4, "ep": 2},
+ "ep2 x fsdp2 x tp2": {"dp_shard": 4, "ep": 2, "tp": 2},
 }
 
 @pytest.mark.parametrize("preset", ["mixtral-8x7b", "deepseek-v3"])
