@@ -12,6 +12,7 @@ rounded where it is used (``weight.read``). The result is that of ``precision.Co
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from functools import partial
 from typing import cast
 
 import torch
@@ -103,7 +104,14 @@ class ShardedModel:
             dtypes.add(torch.float32)
         gathered = dtypes.pop() if len(dtypes) == 1 else torch.float32
         policy = MixedPrecisionPolicy(param_dtype=gathered, reduce_dtype=torch.float32, cast_forward_inputs=False)
-        fully_shard(module, mesh=states, reshard_after_forward=reshard, mp_policy=policy, ignored_params=self._balance)
+        fully_shard(
+            module,
+            mesh=states,
+            reshard_after_forward=reshard,
+            mp_policy=policy,
+            ignored_params=self._balance,
+            shard_placement_fn=partial(_sharded_dimension, shards=states.size(-1)),
+        )
 
     def _groups(self) -> Iterator[FSDPModule]:
         return (module for module in self.decoder.modules() if isinstance(module, FSDPModule))
@@ -159,6 +167,13 @@ def _divided(parameter: Tensor, mesh: DeviceMesh, over: list[tuple[DeviceMesh, i
         shape=parameter.shape,
         stride=parameter.stride(),
     )
+
+
+def _sharded_dimension(parameter: nn.Parameter, shards: int) -> Shard | None:
+    """Rows (None); of experts that are fewer than ``shards`` the dimension behind, or most ranks would hold nothing."""
+    local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
+    few = local.dim() == 3 and local.shape[0] < shards
+    return Shard(1) if few and local.shape[1] % shards == 0 else None
 
 
 def _parameter_modules(decoder: Decoder) -> Iterator[tuple[str, Weight | Norm]]:
