@@ -1,8 +1,8 @@
 """The same mathematics under every layout: mesh, sharded states, divided layers, sums over ranks.
 
-mesh.py    axes and groups                        divide.py   which parameter is cut along which dimension
-model.py   the model of a rank                    tensor.py   exchanges of tensor and sequence parallelism
-context_parallel.py   chunks of rows, and whole rows of keys and values
-state.py   its part of the state, as tensors of the whole     sums.py     over the ranks that have rows of their own
+mesh.py    axes and groups                      divide.py             which parameter is cut along which dimension
+model.py   the model of a rank                  tensor.py             exchanges of tensor and sequence parallelism
+state.py   its part of the state                context_parallel.py   chunks of rows, and whole rows of keys and values
+sums.py    over the ranks that have own rows    expert.py             rows on their way to experts of other ranks
 pool.py    local processes as ranks, for proofs
 """

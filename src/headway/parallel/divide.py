@@ -31,6 +31,11 @@ def cut_dimension(name: str) -> int | None:
     return 2 if _ends(module, EXPERT_COLUMNS) else None
 
 
+def is_of_experts(name: str) -> bool:
+    """Whether the parameter ``name`` has a leading axis of experts, which expert parallelism cuts."""
+    return _ends(name.rpartition(".")[0], EXPERT_ROWS + EXPERT_COLUMNS)
+
+
 def _ends(module: str, parts: Sequence[str]) -> bool:
     return any(module.endswith("." + part) for part in parts)
 

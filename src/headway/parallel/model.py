@@ -12,11 +12,13 @@ rounded where it is used (``weight.read``). The result is that of ``precision.Co
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from functools import partial
 from typing import cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
@@ -30,7 +32,8 @@ from headway.model.ranks import ALONE, WHOLE_ROWS, Ranks
 from headway.model.routing import Router
 from headway.model.weight import Norm, Weight
 from headway.parallel.context_parallel import BalancedChunks
-from headway.parallel.divide import cut_dimension, part
+from headway.parallel.divide import cut_dimension, is_of_experts, part
+from headway.parallel.expert import ExpertExchange
 from headway.parallel.mesh import Mesh
 from headway.parallel.state import LocalParts, rectangle_of
 from headway.parallel.tensor import TensorRanks
@@ -66,27 +69,16 @@ class ShardedModel:
             initialise_part(self.parts.local[name].detach(), shapes[name], rectangle_of(parameter).offset, self.spec, seed)
 
     def _divide(self) -> None:
-        if self.mesh.axes.tp == 1:
-            return
+        """Experts over ep; over tp, what ``divide.py`` says."""
         for name, parameter in list(self.decoder.named_parameters()):
-            if not parameter.requires_grad:
-                continue
-            dimension = cut_dimension(name)
-            local_shape = list(parameter.shape)
-            if dimension is not None:
-                own = part(local_shape[dimension], self.mesh.tp.get_local_rank(), self.mesh.axes.tp)
-                local_shape[dimension] = own.stop - own.start
-            placement = Replicate() if dimension is None else Shard(dimension)
-            divided = DTensor.from_local(
-                torch.empty(local_shape, dtype=parameter.dtype, device="meta"),
-                self.mesh.tp,
-                [placement],
-                run_check=False,
-                shape=parameter.shape,
-                stride=parameter.stride(),
+            over_ep = self.mesh.axes.ep > 1 and is_of_experts(name)
+            over = ([(self.mesh.ep, 0)] if over_ep else []) + (
+                [(self.mesh.tp, cut_dimension(name))] if self.mesh.axes.tp > 1 else []
             )
-            owner, _, leaf = name.rpartition(".")
-            setattr(self.decoder.get_submodule(owner), leaf, nn.Parameter(divided))
+            if over and parameter.requires_grad:
+                divided = _divided(parameter, self.mesh.experts if over_ep else self.mesh.tp, over)
+                owner, _, leaf = name.rpartition(".")
+                setattr(self.decoder.get_submodule(owner), leaf, nn.Parameter(divided))
 
     def _shard(self) -> None:
         """Bottom up; every module is told to sum: neither the factor nor the sum reaches modules below (CONTRACTS section 4)."""
@@ -95,14 +87,17 @@ class ShardedModel:
         blocks = [*cast("Iterable[Block]", decoder.layers), *cast("Iterable[Block]", decoder.mtp)]
         for block in blocks:
             for router in (module for module in block.modules() if isinstance(module, Router)):
-                self._group(router, reshard=self.mesh.axes.zero == 3)
-            self._group(block, reshard=self.mesh.axes.zero == 3)
-        self._group(decoder, reshard=False)
+                self._group(router, self.mesh.states, reshard=self.mesh.axes.zero == 3)
+            if self.mesh.axes.ep > 1 and block.experts is not None:
+                block.experts.exchange = ExpertExchange(self.mesh.ep.get_group())
+                self._group(block.experts, self.mesh.expert_states, reshard=self.mesh.axes.zero == 3)
+            self._group(block, self.mesh.states, reshard=self.mesh.axes.zero == 3)
+        self._group(decoder, self.mesh.states, reshard=False)
         for module in self._groups():
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
 
-    def _group(self, module: nn.Module, *, reshard: bool) -> None:
+    def _group(self, module: nn.Module, states: DeviceMesh, *, reshard: bool) -> None:
         grouped = {p for inner in module.modules() if isinstance(inner, FSDPModule) for p in inner.parameters()}
         names = {parameter: name for name, parameter in self.decoder.named_parameters()}
         dtypes = {self.dtypes[names[p]] for p in module.parameters() if p not in grouped | self._balance}
@@ -110,7 +105,14 @@ class ShardedModel:
             dtypes.add(torch.float32)
         gathered = dtypes.pop() if len(dtypes) == 1 else torch.float32
         policy = MixedPrecisionPolicy(param_dtype=gathered, reduce_dtype=torch.float32, cast_forward_inputs=False)
-        fully_shard(module, mesh=self.mesh.states, reshard_after_forward=reshard, mp_policy=policy, ignored_params=self._balance)
+        fully_shard(
+            module,
+            mesh=states,
+            reshard_after_forward=reshard,
+            mp_policy=policy,
+            ignored_params=self._balance,
+            shard_placement_fn=partial(_sharded_dimension, shards=states.size(-1)),
+        )
 
     def _groups(self) -> Iterator[FSDPModule]:
         return (module for module in self.decoder.modules() if isinstance(module, FSDPModule))
@@ -159,6 +161,30 @@ def ranks_of(mesh: Mesh) -> Ranks:
     if mesh.axes.tp > 1:
         return TensorRanks(mesh.group("tp"), chunks)
     return ALONE if chunks is WHOLE_ROWS else Ranks(chunks)
+
+
+def _divided(parameter: Tensor, mesh: DeviceMesh, over: list[tuple[DeviceMesh, int | None]]) -> DTensor:
+    """This rank's part of a parameter on meta: of each axis of ``mesh``, which dimension is cut over it (None: none is)."""
+    lengths = list(parameter.shape)
+    for axis, dimension in over:
+        if dimension is not None:
+            own = part(lengths[dimension], axis.get_local_rank(), axis.size())
+            lengths[dimension] = own.stop - own.start
+    return DTensor.from_local(
+        torch.empty(lengths, dtype=parameter.dtype, device="meta"),
+        mesh,
+        [Replicate() if dimension is None else Shard(dimension) for _, dimension in over],
+        run_check=False,
+        shape=parameter.shape,
+        stride=parameter.stride(),
+    )
+
+
+def _sharded_dimension(parameter: nn.Parameter, shards: int) -> Shard | None:
+    """Rows (None); of experts that are fewer than ``shards`` the dimension behind, or most ranks would hold nothing."""
+    local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
+    few = local.dim() == 3 and local.shape[0] < shards
+    return Shard(1) if few and local.shape[1] % shards == 0 else None
 
 
 def _parameter_modules(decoder: Decoder) -> Iterator[tuple[str, Weight | Norm]]:

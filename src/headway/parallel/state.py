@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import cast
 
+import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
@@ -51,8 +53,12 @@ class LocalParts(Parts):
         return _as_whole(part, self.sharded[name])
 
     def gather(self, parameter: nn.Parameter, part: Tensor) -> Tensor:
-        whole = _as_whole(part, self._sharded_of[parameter])
-        return whole.full_tensor() if isinstance(whole, DTensor) else whole
+        sharded = self._sharded_of[parameter]
+        if not isinstance(sharded, DTensor):
+            return part
+        if part.dim() > 2:
+            return _whole_matrices(part, sharded)
+        return cast(DTensor, _as_whole(part, sharded)).full_tensor()
 
     def cut(self, parameter: nn.Parameter, whole: Tensor) -> Tensor:
         place = rectangle_of(self._sharded_of[parameter])
@@ -84,6 +90,20 @@ def _as_whole(part: Tensor, parameter: Tensor) -> Tensor:
     return DTensor.from_local(
         part, parameter.device_mesh, parameter.placements, run_check=False, shape=parameter.shape, stride=parameter.stride()
     )
+
+
+def _whole_matrices(part: Tensor, parameter: DTensor) -> Tensor:
+    """``part`` of a parameter with a leading axis of experts, gathered over the ranks that cut its matrices: experts stay."""
+    mesh, placements = parameter.device_mesh, parameter.placements
+    axes = [axis for axis, placement in enumerate(placements) if getattr(placement, "dim", 0) >= parameter.dim() - 2]
+    if not axes:
+        return part
+    assert mesh.mesh_dim_names is not None
+    over = mesh[tuple(mesh.mesh_dim_names[axis] for axis in axes)]
+    shape = torch.Size((*part.shape[:-2], *parameter.shape[-2:]))
+    stride = (shape[-2] * shape[-1], shape[-1], 1)
+    cut = [placements[axis] for axis in axes]
+    return DTensor.from_local(part, over, cut, run_check=False, shape=shape, stride=stride).full_tensor()
 
 
 def _local(parameter: nn.Parameter) -> nn.Parameter:
