@@ -71,7 +71,7 @@ RUN_CLI = WITHOUT_TORCH + "from headway.cli.main import run_guarded; raise Syste
 HELP = [
     ["--help"],
     ["--version"],
-    *([verb, "--help"] for verb in ("plan", "run", "status", "resume", "sample", "report", "demo")),
+    *([verb, "--help"] for verb in ("plan", "run", "status", "resume", "sample", "report", "prove", "demo")),
 ]
 
 
@@ -84,7 +84,7 @@ def test_desk_verbs_run_without_torch(arguments, tmp_path):
     assert done.stdout.strip()
 
 
-@pytest.mark.parametrize("arguments", [["run", "demo"], ["demo"], ["plan", "demo", "--calibrate"]], ids=" ".join)
+@pytest.mark.parametrize("arguments", [["run", "demo"], ["demo"], ["plan", "demo", "--calibrate"], ["prove"]], ids=" ".join)
 def test_engine_verbs_name_what_is_missing(arguments, tmp_path):
     done = python(RUN_CLI, *arguments, cwd=tmp_path)
     assert done.returncode == 3, done.stdout + done.stderr

@@ -6,7 +6,8 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from typing import Any
 
@@ -46,6 +47,35 @@ def ask_engine(verb: str, arguments: Sequence[str], send: Any = None) -> Any:
     except ValueError as error:
         seen = f"the engine's answer to {verb} is not JSON: {done.stdout[:200]!r}"
         raise RunError(seen, "every engine verb prints one JSON value", SEE_MORE) from error
+
+
+def follow_engine(verb: str, arguments: Sequence[str], on_record: Callable[[Any], None]) -> None:
+    """Run one engine verb to its end; ``on_record`` takes each JSON object, one a line, as it is printed. Errors as above."""
+    require_engine()
+    command = [sys.executable, "-m", "headway.engine", verb, *arguments]
+    with tempfile.TemporaryFile("w+") as kept:
+        stderr = None if os.environ.get("HEADWAY_DEBUG") == "1" else kept
+        process, last = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True), ""
+        try:
+            for last in process.stdout or ():
+                record = _value(last)
+                if record is not None and "problems" not in record:
+                    on_record(record)
+            code = process.wait()
+        finally:
+            process.kill()
+        if code != 0:
+            kept.seek(0)
+            raise engine_error(verb, code, last, kept.read())
+
+
+def _value(line: str) -> dict[str, Any] | None:
+    """A record; None for what else may stand on stdout."""
+    try:
+        value = json.loads(line)
+    except ValueError:
+        return None
+    return value if isinstance(value, dict) else None
 
 
 def engine_error(verb: str, code: int, stdout: str, stderr: str) -> HeadwayError:

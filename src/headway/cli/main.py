@@ -25,6 +25,7 @@ VERBS: dict[str, str] = {
     "resume": "headway.cli.run:resume",
     "sample": "headway.cli.sample:sample",
     "report": "headway.cli.report:report",
+    "prove": "headway.cli.prove:prove",
     "demo": "headway.cli.demo:demo",
 }
 """Verb -> where its function stands; its docstring is its help. Those of ``GROUPS`` have verbs of their own."""

@@ -57,6 +57,8 @@ def _parser() -> argparse.ArgumentParser:
     trials.add_argument("--workers", type=int, default=0, help="trials side by side; 0: as many as there are cores")
     check = verbs.add_parser("mup-check", help="measure coordinates over widths and steps")
     check.add_argument("request", type=Path)
+    prove = verbs.add_parser("prove", help="measure layouts against one process: records, one a line, the evidence last")
+    prove.add_argument("request", type=Path)
     return parser
 
 
@@ -119,6 +121,18 @@ def _mup_check(options: argparse.Namespace) -> int:
     return 0
 
 
+def _prove(options: argparse.Namespace) -> int:
+    from headway.base.files import read_json
+    from headway.recipe.spec import Spec
+    from headway.train.prove.proof import Request, prove
+
+    asked = read_json(options.request, "request")
+    request = Request(**asked | {"spec": Spec.from_json(asked["spec"]), "layouts": tuple(asked["layouts"])})
+    for record in prove(request):
+        print(json.dumps(record), flush=True)
+    return 0
+
+
 def _leave_error(options: argparse.Namespace, error: HeadwayError) -> None:
     """Leave the message where the supervisor looks for it."""
     from headway.base.files import write_json
@@ -141,6 +155,7 @@ VERBS = {
     "convert": _convert,
     "mup-trials": _mup_trials,
     "mup-check": _mup_check,
+    "prove": _prove,
 }
 
 if __name__ == "__main__":

@@ -29,12 +29,25 @@ TOLERANCES = {
     "update": 1e-6,
     "curve": 1e-5,
 }
+REASONS = {
+    "initial weights": "a pure function of seed, name and index: every bit",
+    "loss": "the same terms, summed in another order",
+    "gradients": "of each parameter, relative to its norm: sums over tokens and ranks in another order",
+    "norm": "before clipping, over the whole logical gradients",
+    "moments": "after one step, as gradients; squares have twice the error",
+    "update": "of weights after one step, relative to their norm and to a thousand times how far they moved",
+    "curve": "the largest difference of any step's loss: errors of updates add up",
+}
+"""Why not 0, by kind."""
 BFLOAT16 = 2.0**14
 FLOOR = 1e-3
 """Of a parameter's gradient: this share of the mean norm of all. Smaller ones are what is left of sums of much larger terms, and
 their own relative error says nothing."""
 MOVED = 1e3
 """AdamW's first update is g / (|g| + epsilon): it blows up the error of the smallest gradients, and only theirs."""
+SMALL = 1e-4
+"""Of the mean size of a parameter's gradients: an element below it, and not 0, moves by what is left of a cancellation, as far as
+any other. It is not compared after the update, only its gradient is."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +75,7 @@ def compare(found: Measured, reference: Measured, *, wider: float = 1.0) -> list
         "gradients": {name: _distance(found.gradients, g, name, floor) for name, g in reference.gradients.items()},
         "norm": {"step 1": _relative(found.norm, reference.norm)},
         "moments": {name: _distance(found.updated, m, name, _floor(name, floor)) for name, m in moments.items()},
-        "update": {name: _distance(_state(found, "param/"), w, name, sizes[name]) for name, w in weights.items()},
+        "update": {name: _moved(found, reference, name, sizes[name]) for name in weights},
         "curve": {f"step {step}": _relative(*pair) for step, pair in enumerate(zip(found.losses, reference.losses), start=1)},
     }
     return [_worst(what, differences, TOLERANCES[what] * wider) for what, differences in kinds.items()]
@@ -99,6 +112,18 @@ def _distance(found: dict[str, Tensor], value: Tensor, name: str, floor: float) 
     size = max(float(value.double().norm()), floor)
     apart = float((other.double() - value.double()).norm())
     return apart / size if size else (0.0 if apart == 0.0 else float("inf"))
+
+
+def _moved(found: Measured, reference: Measured, name: str, size: float) -> float:
+    """Of weights after one step, where their gradients are not ``SMALL``."""
+    weight, gradient = reference.updated[f"param/{name}"], reference.gradients.get(name)
+    other = found.updated.get(f"param/{name}")
+    if other is None or other.shape != weight.shape:
+        return float("inf")
+    if gradient is not None:
+        least = SMALL * gradient.square().mean().sqrt()
+        other = torch.where((gradient != 0) & (gradient.abs() < least), weight, other)
+    return _distance({name: other}, weight, name, size)
 
 
 def _relative(found: float, reference: float) -> float:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from headway.recipe.spec import BatchPhase, ModelSpec, Spec
+from headway.recipe.roles import parameter_shapes
+from headway.recipe.spec import BatchPhase, ModelSpec, PrecisionSpec, Spec
 
 LAYERS, HEADS, HEAD_WIDTH, WIDTH, FFN, EXPERT_WIDTH, VOCABULARY, WINDOW = 4, 4, 16, 48, 96, 32, 255, 12
 LENGTH, SEQUENCES = 32, 12
@@ -36,9 +37,9 @@ def miniature(model: ModelSpec) -> ModelSpec:
         mup=None if model.mup is None else replace(model.mup, base_width=WIDTH // 2),
     )
     if model.latent is not None:
-        rank = None if model.latent.query_rank is None else 24
-        latent = replace(model.latent, query_rank=rank, kv_rank=16, nope_width=8, rope_width=8, value_width=12)
-        small = replace(small, latent=latent)
+        rank = None if model.latent.query_rank is None else 32
+        latent = replace(model.latent, query_rank=rank, kv_rank=16, nope_width=8, rope_width=16, value_width=12)
+        small = replace(small, latent=latent, head_width=latent.key_width)
     if model.experts is not None:
         experts = model.experts
         few = replace(
@@ -63,4 +64,12 @@ def small_spec(spec: Spec) -> Spec:
     rate = replace(stage.rate, warmup_tokens=4 * SEQUENCES * LENGTH)
     phases = (BatchPhase(0, SEQUENCES),)
     stage = replace(stage, tokens=tokens, sequence_length=LENGTH, sequences=64 * SEQUENCES, phases=phases, rate=rate)
-    return replace(spec, model=miniature(spec.model), stages=(stage,))
+    model = miniature(spec.model)
+    return replace(spec, model=model, stages=(stage,), precision=_precision(spec.precision, model))
+
+
+def _precision(precision: PrecisionSpec, model: ModelSpec) -> PrecisionSpec:
+    """Without modules that the small model does not have: layers further up."""
+    names = [f".{shape.name}." for shape in parameter_shapes(model)] + [".head.weight."]
+    modules = {part: kind for part, kind in precision.modules.items() if any(f".{part}." in name for name in names)}
+    return replace(precision, modules=modules)
