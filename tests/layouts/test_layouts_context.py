@@ -137,23 +137,18 @@ def test_L2_held_out_loss_is_the_same_on_every_rank(pool, axes):
         assert found.nll_sum == pytest.approx(expected.nll_sum, rel=1e-6)
 
 
-def row_sum_on_rank(axes: Axes) -> tuple[list[int], float, list[float]]:
-    """A function of a sum over a row of 8 tokens -> own columns, the value, the gradient at own tokens."""
+def row_sum_on_rank(axes: Axes) -> tuple[list[int], int]:
+    """Own columns of a row of 8 tokens, and their squares' sum over the row."""
     ranks = ranks_of(Mesh(axes))
-    own_1t = ranks.own(torch.arange(8.0)[None]).clone().requires_grad_()
-    value = ranks.row_sum((own_1t**2).sum()).square()
-    (grad_1t,) = torch.autograd.grad(value, own_1t)
-    return own_1t[0].int().tolist(), float(value), grad_1t[0].tolist()
+    own_1t = ranks.own(torch.arange(8)[None])
+    return own_1t[0].tolist(), int(ranks.row_sum((own_1t**2).sum()))
 
 
 @pytest.mark.parametrize("axes", [{"cp": 2}, {"cp": 2, "tp": 2}, {"tp": 2}], ids=str)
-def test_a_sum_over_a_row_and_its_gradient(pool, axes):
-    layout, total = Axes(**axes), sum(column**2 for column in range(8))
-    answers = pool.run(row_sum_on_rank, layout.world, layout)
-    assert sorted(column for columns, _, _ in answers for column in columns) == list(range(8))
-    for columns, value, grad in answers:
-        assert value == total**2
-        assert grad == [2 * total * 2 * column for column in columns]
+def test_a_sum_over_a_row(pool, axes):
+    answers = pool.run(row_sum_on_rank, Axes(**axes).world, Axes(**axes))
+    assert sorted(column for columns, _ in answers for column in columns) == list(range(8))
+    assert {value for _, value in answers} == {sum(column**2 for column in range(8))}
 
 
 # --- what divides
