@@ -1,12 +1,16 @@
-"""Held-out loss: sums over targets, so it does not depend on how the tokens were cut into batches.
+"""Held-out loss: sums over targets, so it does not depend on how the tokens were cut into batches, nor on who scored which.
+
+    batches   0  1  2 | 3  4  5 | 6  (6) (6)      three replicas: each scores one of a round, and those that find none left
+              r0 r1 r2  r0 r1 r2  r0  r1  r2      run the last once more, for nothing: all run as many passes (D15)
 
 Shapes: B batch, T time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Protocol
 
 import numpy as np
@@ -49,15 +53,35 @@ class HeldOut:
         return {"nll_sum": self.nll_sum, "targets": self.targets}
 
 
+@dataclass(frozen=True, kw_only=True)
+class Share:
+    """The replica ``index`` of ``count`` scores its share. ``total``: the sum of a number over all ranks' own tokens;
+    ``goes_on``: asked before every round, and answered alike on all ranks."""
+
+    index: int = 0
+    count: int = 1
+    total: Callable[[float], float] = float
+    goes_on: Callable[[], bool] = lambda: True
+
+
 @torch.no_grad()
-def held_out_loss(model: Computes, batches: Iterable[TokenBatch], rope: RopeSpec) -> HeldOut:
-    """Sum of the plain cross-entropy (no z-loss) over all targets of ``batches``, of any sizes."""
+def held_out_loss(model: Computes, batches: Iterable[TokenBatch], rope: RopeSpec, share: Share | None = None) -> HeldOut:
+    """Sum of the plain cross-entropy (no z-loss) over all targets of ``batches``, of any sizes; of those up to a break."""
+    share, rounds = share or Share(), iter(batches)
     nll_sum, targets = 0.0, 0
-    for batch in batches:
-        position_BT, document_BT = torch.as_tensor(batch.position_BT), torch.as_tensor(batch.document_BT)
-        context = replace(make_context(position_BT, document_BT, model.spec, rope, model.dtype), ranks=model.ranks)
-        hidden_BTD = model.forward(torch.as_tensor(batch.tokens_BT).long(), context)
-        targets_BT = torch.as_tensor(batch.targets_BT).long()
-        nll_sum += float(model.loss(hidden_BTD, targets_BT, None, 0.0).nll_sum)
-        targets += targets_BT.numel()
-    return HeldOut(nll_sum=nll_sum, targets=targets)
+    while taken := list(islice(rounds, share.count)):
+        if not share.goes_on():
+            break
+        nll_sum += _scored(model, taken, rope, share.index)
+        targets += sum(np.asarray(batch.targets_BT).size for batch in taken)
+    return HeldOut(nll_sum=share.total(nll_sum), targets=targets)
+
+
+def _scored(model: Computes, taken: list[TokenBatch], rope: RopeSpec, index: int) -> float:
+    """The one of a round that is this replica's."""
+    batch = taken[min(index, len(taken) - 1)]
+    position_BT, document_BT = torch.as_tensor(batch.position_BT), torch.as_tensor(batch.document_BT)
+    context = replace(make_context(position_BT, document_BT, model.spec, rope, model.dtype), ranks=model.ranks)
+    hidden_BTD = model.forward(torch.as_tensor(batch.tokens_BT).long(), context)
+    nll_sum = model.loss(hidden_BTD, torch.as_tensor(batch.targets_BT).long(), None, 0.0).nll_sum
+    return float(nll_sum) if index < len(taken) else 0.0

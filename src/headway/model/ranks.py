@@ -20,6 +20,8 @@ class Ranks:
 
     divide_tokens = False
     """Whether between layers a rank has a part of the tokens only."""
+    size = 1
+    """How many they are: the tokens of a row divide by it."""
 
     def all(self, x_BtD: Tensor) -> Tensor:
         """Of everybody's tokens -> B T D. Its gradient is a sum over ranks: each uses them in its own way."""
