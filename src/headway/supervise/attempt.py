@@ -20,7 +20,7 @@ from headway.rundir.layout import RunDirectory
 from headway.rundir.lease import Lease
 from headway.rundir.metrics import as_row
 from headway.supervise.causes import cause, status_words
-from headway.supervise.launcher import LocalRanks, TrainerProcess
+from headway.supervise.launcher import LocalRanks, TrainerProcess, world_of
 from headway.supervise.options import SuperviseOptions
 from headway.supervise.patience import Patience
 
@@ -91,7 +91,8 @@ class Attempt:
 
     def __init__(self, watch: Watch, segment: int, process: TrainerProcess):
         self._watch, self._segment, self._process = watch, segment, process
-        self._tail = RecordTail(watch.run.steps_file(segment))
+        self._tails = [RecordTail(watch.run.steps_file(segment))]
+        self._tails += [RecordTail(watch.run.stalls_file(segment, rank)) for rank in range(1, world_of(watch.run, segment))]
         self._end_state: str | None = None
         self._forced, self._deadline_ns, self._killed = "", 0, False
         self._limit_seconds = 0.0
@@ -113,7 +114,7 @@ class Attempt:
         return self._ended(status)
 
     def _take_rows(self) -> None:
-        for record in self._tail.poll():
+        for record in (record for tail in self._tails for record in tail.poll()):
             row = as_row(record)
             if row is None:  # its checksum holds, but it says nothing that can be relied on: no progress either
                 continue

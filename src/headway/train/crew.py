@@ -17,6 +17,7 @@ import torch.distributed as dist
 
 from headway.base.clocks import Clock
 from headway.base.errors import ConfigError
+from headway.base.records import append_stamped
 from headway.checkpoint.digest import digest_of_all, state_digest
 from headway.checkpoint.replicas import everybodys_words
 from headway.checkpoint.saver import Place
@@ -130,15 +131,17 @@ ALONE = Crew()
 
 
 class Unwritten(StepLog):
-    """Of a rank that does not lead: nothing that it would write is new."""
+    """Of a rank that does not lead: nothing that it would write is new, but that it waits for data (D12)."""
 
-    def __init__(self, clock: Clock):
-        self._clock = clock
+    def __init__(self, directory: RunDirectory, segment: int, rank: int, clock: Clock):
+        self._clock, self._rank, self._path = clock, rank, directory.stalls_file(segment, rank)
 
     def mark(self, category: Any) -> None:
         pass
 
     def write(self, kind: str, *, rest: Any = None, **fields: Any) -> dict:
+        if kind == "stall":
+            append_stamped(self._path, {"kind": kind, "rank": self._rank, **fields})
         return {}
 
     def close(self) -> None:

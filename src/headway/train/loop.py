@@ -180,8 +180,13 @@ def save(run: TrainRun) -> None:
         run.log.write("save_skipped", step=run.step, reason="the save before it is still being written")
         return run.cadence.left_out()
     run.ordinal += 1
-    run.log.write("snapshot", step=run.step, checkpoint=snapshot.name, bytes=snapshot.nbytes, blocking_ns=snapshot.blocking_ns)
+    run.log.write("snapshot", step=run.step, checkpoint=snapshot.name, bytes=state_bytes(run), blocking_ns=snapshot.blocking_ns)
     run.cadence.snapshot_taken(run.step, snapshot.blocking_ns)
+
+
+def state_bytes(run: TrainRun) -> int:
+    """Of the whole state, on all ranks together."""
+    return sum(tensor.numel() * tensor.element_size() for tensor in run.trainee.state().values())
 
 
 def hear(run: TrainRun, outcomes: list[Outcome]) -> None:
@@ -189,7 +194,8 @@ def hear(run: TrainRun, outcomes: list[Outcome]) -> None:
     for outcome in outcomes:
         if outcome.kind == COMMITTED:
             run.committed_step = outcome.step
-            run.log.write("save", step=outcome.step, checkpoint=outcome.checkpoint, **outcome.fields)
+            told = {**outcome.fields, "bytes": state_bytes(run)}
+            run.log.write("save", step=outcome.step, checkpoint=outcome.checkpoint, **told)
             run.cadence.committed(outcome.step, outcome.fields["flush_ns"])
         elif outcome.kind == FAILED:
             run.save_error = str(outcome.fields["error"])

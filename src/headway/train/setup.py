@@ -166,7 +166,7 @@ def set_up(
     axes, policy = axes_at(chain[-1].restored_step, schedule, deployment), TrainPolicy.of(deployment)
     torch.set_num_threads(policy.threads)
     environment = full_environment(str(axes))
-    log = StepLog(directory, segment_id, clock) if member is None or member.rank == 0 else Unwritten(clock)
+    log = log_of(directory, segment_id, clock, member.rank if member else 0)
     log.write("start", pid=os.getpid(), environment=environment, spec_digest=spec.digest())
 
     crew = join(member, axes, given_up=lambda: stop)
@@ -186,6 +186,11 @@ def set_up(
     log.mark("init")
     restore(run)
     return run
+
+
+def log_of(directory: RunDirectory, segment: int, clock: Clock, rank: int) -> StepLog:
+    """One rank writes the rows of all."""
+    return Unwritten(directory, segment, rank, clock) if rank else StepLog(directory, segment, clock)
 
 
 def axes_at(step: int, schedule: Schedule, deployment: dict[str, Any]) -> Axes:
