@@ -19,7 +19,15 @@ from headway.base.errors import (
     Problem,
     RunError,
 )
-from headway.cli.options import DataOption, DeploymentOption, JsonLines, Overrides, RecipeArgument, RunArgument
+from headway.cli.options import (
+    DataOption,
+    DeploymentOption,
+    JsonLines,
+    OtherDeploymentOption,
+    Overrides,
+    RecipeArgument,
+    RunArgument,
+)
 
 
 def run(
@@ -65,7 +73,7 @@ def run(
     return follow(created, json=json)
 
 
-def resume(run: RunArgument, /, *, deployment: DeploymentOption = None, json: JsonLines = False) -> int:
+def resume(run: RunArgument, /, *, deployment: OtherDeploymentOption = None, json: JsonLines = False) -> int:
     """Go on with a run that was stopped or has crashed.
 
     A new supervisor takes the run over and continues from the last committed checkpoint: same data order, same learning
