@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from dataclasses import dataclass
 from pathlib import Path
@@ -114,15 +115,15 @@ class Bench:
         return freeze(load_recipe(path, list(overrides)).recipe, DataManifest.load(self.data))
 
     def run(
-        self, where: Path, faults: list[dict] | None = None, every_steps: int = 4, overrides=(), checkpoints: dict | None = None
+        self,
+        where: Path,
+        faults: list[dict] | None = None,
+        every_steps: int = 4,
+        overrides=(),
+        checkpoints: dict | None = None,
+        layouts: dict[str, dict[str, int]] | None = None,
     ) -> RunDirectory:
-        deployment = Deployment.model_validate(
-            {
-                "threads": 1,
-                "checkpoints": {"every_steps": every_steps, "keep_last": 3, "when_busy": "wait"} | (checkpoints or {}),
-                "state_digest_every": 1,
-            }
-        )
+        deployment = self.deployment(layouts, {"every_steps": every_steps, **(checkpoints or {})})
         return create_run(
             where,
             spec=self.spec(overrides),
@@ -138,8 +139,25 @@ class Bench:
             drill_faults=faults,
         )
 
-    def go(self, run: RunDirectory, on_record=None, **options) -> Outcome:
-        return supervise(run, options=SuperviseOptions(**{"backoff_seconds": 0.0, **options}), on_record=on_record)
+    @staticmethod
+    def deployment(layouts: dict[str, dict[str, int]] | None = None, checkpoints: dict | None = None) -> Deployment:
+        """One thread per process, and as many processes as the layouts (stage -> axes) ask for."""
+        worlds = {math.prod(axes.values()) for axes in (layouts or {}).values()} or {1}
+        return Deployment.model_validate(
+            {
+                "threads": 1,
+                "processes_per_node": worlds.pop(),
+                "layouts": layouts or {},
+                "checkpoints": {"every_steps": 4, "keep_last": 3, "when_busy": "wait"} | (checkpoints or {}),
+                "state_digest_every": 1,
+            }
+        )
+
+    def go(self, run: RunDirectory, on_record=None, layouts: dict[str, dict[str, int]] | None = None, **options) -> Outcome:
+        """``layouts``: go on under these."""
+        chosen = SuperviseOptions(**{"backoff_seconds": 0.0, **options})
+        deployment = None if layouts is None else self.deployment(layouts).resolved()
+        return supervise(run, options=chosen, on_record=on_record, deployment=deployment)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from headway.base.errors import ConfigError, RunError
-from headway.evaluate.held_out import HeldOut, held_out_loss
+from headway.evaluate.held_out import HeldOut, Share, held_out_loss
 from headway.evaluate.sample import greedy
 from headway.model.context import make_context
 from headway.model.decoder import Decoder
@@ -53,6 +53,26 @@ def test_L2_loss_does_not_depend_on_the_batch_size(sizes):
     whole, cut = held_out_loss(model, batches([12]), ROPE), held_out_loss(model, batches(sizes), ROPE)
     assert whole.targets == cut.targets == 192
     assert cut.loss == pytest.approx(whole.loss, rel=1e-6)
+
+
+def test_D15_replicas_share_the_batches_and_run_as_many_passes_each():
+    """Seven batches among three: the last round has one batch, and two replicas that score nothing."""
+    model, passes = compute_model(), [0, 0, 0]
+    cut = batches([2, 2, 2, 2, 2, 1, 1])
+    whole = held_out_loss(model, cut, ROPE)
+
+    def counted(index):
+        def goes_on():
+            passes[index] += 1
+            return True
+
+        return goes_on
+
+    parts = [held_out_loss(model, cut, ROPE, Share(index=i, count=3, goes_on=counted(i))) for i in range(3)]
+    assert passes == [3, 3, 3]
+    assert [part.targets for part in parts] == [whole.targets] * 3, "of all together"
+    assert sum(part.nll_sum for part in parts) == pytest.approx(whole.nll_sum, rel=1e-12)
+    assert held_out_loss(model, cut, ROPE, Share(total=lambda own: own + 1.0)).nll_sum == whole.nll_sum + 1.0
 
 
 def test_loss_is_the_plain_mean_over_targets():

@@ -33,11 +33,23 @@ def test_P6_many_processes_without_a_layout_are_refused():
         load_deployment(None, ["processes_per_node=4"], runnable=False)
 
 
-def test_larger_deployments_can_be_planned_not_run():
-    sets = ["processes_per_node=8", "layouts.default.dp_shard=8"]
-    assert load_deployment(None, sets, runnable=False).world == 8
-    with pytest.raises(ConfigError, match="this version of the engine runs 1 process"):
-        load_deployment(None, sets)
+def test_the_processes_of_one_machine_run_larger_deployments_are_planned():
+    sets = ["processes_per_node=8", "layouts.default.dp_shard=4", "layouts.default.tp=2"]
+    assert load_deployment(None, sets).world == 8
+    assert load_deployment(None, [*sets, "nodes=2", "layouts.default.dp_replicate=2"], runnable=False).world == 16
+    with pytest.raises(ConfigError, match="this version of the engine runs on one machine"):
+        load_deployment(None, [*sets, "nodes=2", "layouts.default.dp_replicate=2"])
+
+
+def test_P6_axes_that_the_engine_does_not_have_are_refused_by_name():
+    with pytest.raises(ConfigError, match=r"layouts.default.pp = 2(?s:.*)dp_replicate, dp_shard, tp"):
+        load_deployment(None, ["processes_per_node=2", "layouts.default.pp=2"])
+
+
+def test_threads_are_shared_by_the_processes_of_a_machine():
+    cores = len(os.sched_getaffinity(0))
+    two = load_deployment(None, ["processes_per_node=2", "layouts.default.dp_shard=2"])
+    assert two.resolved()["threads"] == max(1, cores // 2)
 
 
 def test_units_and_unknown_keys_are_problems_too():

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from headway import __version__
 
-ROOMS = ("base", "recipe", "data", "model", "optim", "checkpoint", "evaluate", "train")
+ROOMS = ("base", "recipe", "data", "model", "optim", "parallel", "checkpoint", "evaluate", "train")
 """The rooms whose code decides what a step computes."""
 
 

@@ -94,7 +94,7 @@ def agree(trouble: str, *, together: bool) -> None:
         if trouble:
             raise RunError(trouble)
         return
-    bad = [f"rank {rank}: {said}" for rank, said in enumerate(_everybody_says(trouble)) if said]
+    bad = [f"rank {rank}: {said}" for rank, said in enumerate(everybodys_words(trouble)) if said]
     if bad:
         raise RunError("; ".join(bad[:4]) + (f"; and {len(bad) - 4} more ranks" if len(bad) > 4 else ""))
 
@@ -102,7 +102,7 @@ def agree(trouble: str, *, together: bool) -> None:
 def same_everywhere(word: str, what: str, *, together: bool) -> None:
     """RunError on all ranks unless all of them have the same ``word``."""
     if together and dist.get_world_size() > 1:
-        told = _everybody_says(word)
+        told = everybodys_words(word)
         differing = [rank for rank, said in enumerate(told) if said != told[0]]
         if differing:
             raise RunError(f"ranks {differing} see another {what} than rank 0", "all ranks restore the same checkpoint")
@@ -122,10 +122,21 @@ def _device() -> torch.device:
     return torch.device("cuda", torch.cuda.current_device()) if dist.get_backend() == "nccl" else torch.device("cpu")
 
 
-def _everybody_says(words: str) -> list[str]:
+def everybodys_words(words: str) -> list[str]:
     """Short texts of all ranks, as bytes of a fixed length (torch's own gathering of objects would pickle them)."""
-    data = words.encode()[:_WORDS_BYTES].ljust(_WORDS_BYTES, b"\0")
-    mine = torch.tensor(list(data), dtype=torch.uint8, device=_device())
+    everybody = _gathered(words.encode()[:_WORDS_BYTES], _WORDS_BYTES)
+    return [said.decode(errors="replace") for said in everybody]
+
+
+def everybodys_bytes(data: bytes) -> list[bytes]:
+    """The same of any length; no byte of ``data`` is zero at its end."""
+    longest = torch.tensor(len(data), device=_device())
+    dist.all_reduce(longest, dist.ReduceOp.MAX)
+    return _gathered(data, int(longest))
+
+
+def _gathered(data: bytes, length: int) -> list[bytes]:
+    mine = torch.frombuffer(bytearray(data.ljust(max(1, length), b"\0")), dtype=torch.uint8).to(_device())
     everybody = [torch.zeros_like(mine) for _ in range(dist.get_world_size())]
     dist.all_gather(everybody, mine)
-    return [bytes(said.tolist()).rstrip(b"\0").decode(errors="replace") for said in everybody]
+    return [said.cpu().numpy().tobytes().rstrip(b"\0") for said in everybody]

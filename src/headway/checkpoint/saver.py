@@ -9,6 +9,7 @@ says. What became of each save is heard by ``poll``: nothing is called saved bef
 
 from __future__ import annotations
 
+import contextlib
 import math
 import weakref
 from collections.abc import Callable
@@ -20,13 +21,15 @@ import torch
 from headway.base import failpoints
 from headway.base.clocks import Clock, SystemClock
 from headway.base.digests import canonical_json
-from headway.base.errors import EnvironmentFault, RunError
+from headway.base.errors import EnvironmentFault, HeadwayError, RunError
 from headway.checkpoint.rectangles import LocalPart, local_parts
 from headway.checkpoint.tensors import DTYPES
 from headway.rundir.layout import RunDirectory
 from headway.store.names import CheckpointName, data_file
 from headway.store.rectangle import Part, file_header, in_file_order, places
+from headway.store.save import enter_save
 from headway.store.writer.client import WriterClient
+from headway.store.writer.coordinate import leave_failure
 from headway.store.writer.outcomes import COMMITTED, FAILED
 from headway.store.writer.protocol import Attachment, Seal
 from headway.store.writer.wire import Message
@@ -175,10 +178,10 @@ class Saver:
             return None  # several ranks wait: each would leave out another step, and none would be whole
         self._wait(lambda: self.busy)
         parts = self._place.parts(tensors)
-        buffer = self._ready(tensors, parts)
-        assert self._writer is not None
         attempt = self._attempts.get(step, 0)
-        self._attempts[step] = attempt + 1
+        self._attempts[step] = attempt + 1  # also of one that fails here: all ranks count alike, and name a save alike
+        buffer = self._ready_or_told(tensors, parts, CheckpointName(self._place.segment, step, attempt))
+        assert self._writer is not None
         failpoints.hit("snapshot.begin", step)
         self._writer.begin()
         buffer.copy(parts)
@@ -224,6 +227,16 @@ class Saver:
         """``stays``: the memory is kept for the next trainer for a while. Else the writer ends with its work."""
         if self._writer is not None and not self._writer.gone and not stays:
             self._writer.bye()
+
+    def _ready_or_told(self, tensors: dict[str, torch.Tensor], parts: list[LocalPart], name: CheckpointName) -> Buffer:
+        """As ``_ready``; of several ranks, one that has no memory tells the coordinator, who would wait for its receipt."""
+        try:
+            return self._ready(tensors, parts)
+        except EnvironmentFault as error:
+            if self._place.world > 1:
+                with contextlib.suppress(HeadwayError):
+                    leave_failure(enter_save(self._place.run.checkpoints, name), self._place.rank, error)
+            raise
 
     def _ready(self, tensors: dict[str, torch.Tensor], parts: list[LocalPart]) -> Buffer:
         """The buffer for exactly these parts; a new writer where the old one has gone, or where the state changed its kind."""

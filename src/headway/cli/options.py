@@ -27,6 +27,14 @@ DeploymentOption = Annotated[
         "one, else one process on this machine.",
     ),
 ]
+OtherDeploymentOption = Annotated[
+    Path | None,
+    Parameter(
+        name="--deployment",
+        metavar="FILE",
+        help="Go on under another deployment, from now on. Default: the one that the run has.",
+    ),
+]
 DataOption = Annotated[
     Path | None, Parameter(metavar="DIR", help="The data directory. Default: data/NAME, with the recipe's name.")
 ]

@@ -199,7 +199,8 @@ class Progress:
 
     def _on_launch(self, record: Record) -> list[str]:
         self.segment = record["segment"]
-        return [f"- segment {self.segment}: trainer started (process {record['pid']})"]
+        layout = f", {record['layout']}" if record.get("layout") else ""
+        return [f"- segment {self.segment}: trainer started (process {record['pid']}{layout})"]
 
     def _on_waiting(self, record: Record) -> list[str]:
         owner = record.get("owner") or {}

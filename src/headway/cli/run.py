@@ -19,7 +19,15 @@ from headway.base.errors import (
     Problem,
     RunError,
 )
-from headway.cli.options import DataOption, DeploymentOption, JsonLines, Overrides, RecipeArgument, RunArgument
+from headway.cli.options import (
+    DataOption,
+    DeploymentOption,
+    JsonLines,
+    OtherDeploymentOption,
+    Overrides,
+    RecipeArgument,
+    RunArgument,
+)
 
 
 def run(
@@ -65,17 +73,39 @@ def run(
     return follow(created, json=json)
 
 
-def resume(run: RunArgument, /, *, json: JsonLines = False) -> int:
+def resume(run: RunArgument, /, *, deployment: OtherDeploymentOption = None, json: JsonLines = False) -> int:
     """Go on with a run that was stopped or has crashed.
 
     A new supervisor takes the run over and continues from the last committed checkpoint: same data order, same learning
-    rates, same numbers. A run that another supervisor still holds is refused.
+    rates, same numbers. A run that another supervisor still holds is refused. Under another deployment (other processes,
+    layouts, threads) it is the same run: same data, numbers within tolerance.
     """
     from headway.cli.engine import require_engine
     from headway.rundir.layout import RunDirectory
 
     require_engine()
-    return follow(RunDirectory.open(run), json=json)
+    directory = RunDirectory.open(run)
+    return follow(directory, json=json, deployment=other_deployment(directory, deployment) if deployment else None)
+
+
+def other_deployment(run: Any, source: str | Path) -> dict[str, Any]:
+    """Resolved, checked against the run's stages; a run keeps the second place of its checkpoints."""
+    from headway.recipe.load import load_deployment
+    from headway.recipe.placement import check_stages, settle
+    from headway.rundir.segments import deployment_of
+
+    spec, before = run.spec(), deployment_of(run)
+    loaded = load_deployment(source)
+    check_stages(loaded, [stage.name for stage in spec.stages])
+    resolved = settle(loaded, spec.precision.compute).resolved()
+    now, then = resolved["checkpoints"]["mirror"], before.get("checkpoints", {}).get("mirror")
+    if now != then:
+        raise ConfigError(
+            f"checkpoints.mirror = {now or 'none'}, and this run has {then or 'none'}",
+            "the second place of a run's checkpoints stays where it was",
+            "give the same mirror in the deployment",
+        )
+    return resolved
 
 
 def parse_fault(text: str) -> dict[str, Any]:
@@ -158,11 +188,11 @@ def author() -> str:
         return "unknown"
 
 
-def follow(run: Any, *, json: bool) -> int:
-    """Supervise ``run``, show it, and say how it ended."""
+def follow(run: Any, *, json: bool, deployment: dict[str, Any] | None = None) -> int:
+    """Supervise ``run``, show it, and say how it ended; ``deployment``: resolved, from here on."""
     from headway.cli.output import print_json_line, say
 
-    outcome = follow_to_end(run, json=json)
+    outcome = follow_to_end(run, json=json, deployment=deployment)
     if json:
         print_json_line(
             {
@@ -180,21 +210,23 @@ def follow(run: Any, *, json: bool) -> int:
     return EXIT_OK
 
 
-def follow_to_end(run: Any, *, json: bool = False) -> Any:
+def follow_to_end(run: Any, *, json: bool = False, deployment: dict[str, Any] | None = None) -> Any:
     """Supervise ``run`` with its progress on stdout; the outcome, or what went wrong as an error."""
     from headway.cli.output import print_json_line, say
     from headway.cli.progress import Screen, is_terminal, progress_of
     from headway.rundir.metrics import encode_row
+    from headway.rundir.segments import deployment_of
     from headway.supervise.options import SuperviseOptions
     from headway.supervise.supervisor import supervise
 
-    deployment = run.info()["deployment"]
-    steps_per_row = deployment.get("log", {}).get("every_steps")
+    in_force = deployment or deployment_of(run)
+    steps_per_row = in_force.get("log", {}).get("every_steps")
     if not json:
         say(f"run directory {run.root}")
     screen = Screen(progress_of(run.spec(), steps_per_row), live=is_terminal())
     show = (lambda record: print_json_line(encode_row(record))) if json else screen.show
-    outcome = supervise(run, options=SuperviseOptions.of(deployment, author=author()), on_record=show)
+    options = SuperviseOptions.of(in_force, author=author())
+    outcome = supervise(run, options=options, on_record=show, deployment=deployment)
     if outcome.state in ("failed", "lost"):
         raise failure(run, outcome)
     return outcome

@@ -7,10 +7,11 @@ import contextlib
 import json
 import os
 import sys
+import traceback
 from dataclasses import asdict
 from pathlib import Path
 
-from headway.base.errors import CheckpointRefused, HeadwayError
+from headway.base.errors import CheckpointRefused, HeadwayError, RunError
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -33,6 +34,9 @@ def _parser() -> argparse.ArgumentParser:
     train = verbs.add_parser("train", help="train one segment of a run (started by the supervisor)")
     train.add_argument("run", type=Path)
     train.add_argument("--segment", type=int, required=True)
+    train.add_argument("--rank", type=int, default=0)
+    train.add_argument("--world", type=int, default=1, help="processes of this segment")
+    train.add_argument("--meeting", default=None, help="file through which they find each other")
     sample = verbs.add_parser("sample", help="decode prompts with a checkpoint of a run")
     sample.add_argument("run", type=Path)
     sample.add_argument("--checkpoint", default=None, help="name under checkpoints/; default: the newest that verifies")
@@ -63,12 +67,27 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _train(options: argparse.Namespace) -> int:
+    """One of several ranks leaves whatever ends it where the supervisor looks, and goes at once: the others wait for it."""
+    if options.world == 1:
+        return _train_rank(options)
+    try:
+        return _train_rank(options)
+    except BaseException as error:
+        told = error if isinstance(error, HeadwayError) else _unexpected(error)
+        _leave_error(options, told)
+        print(f"{told.label}: {told}\n{traceback.format_exc()}", file=sys.stderr, flush=True)
+        os._exit(told.exit_code)
+
+
+def _train_rank(options: argparse.Namespace) -> int:
+    from headway.parallel.group import Member
     from headway.train.loop import train
     from headway.train.setup import set_up
     from headway.train.stop import StopRequest
 
     stop = StopRequest().on_signals().on_owner_gone()
-    run = set_up(options.run, options.segment, stop)
+    member = Member(options.rank, options.world, options.meeting) if options.world > 1 else None
+    run = set_up(options.run, options.segment, stop, member=member)
     try:
         train(run)
     except BaseException:
@@ -133,14 +152,21 @@ def _prove(options: argparse.Namespace) -> int:
     return 0
 
 
+def _unexpected(error: BaseException) -> HeadwayError:
+    """In the words of Python."""
+    return RunError(f"{type(error).__name__}: {error}", "", "the log of that rank has the traceback")
+
+
 def _leave_error(options: argparse.Namespace, error: HeadwayError) -> None:
-    """Leave the message where the supervisor looks for it."""
-    from headway.base.files import write_json
+    """Leave the message where the supervisor looks for it. The rank that fails first is the cause: the others follow from it."""
+    from headway.base.files import create_exclusive
 
     directory = options.run / "segments" / f"{options.segment:04d}"
     with contextlib.suppress(HeadwayError):  # a full disk must not change the exit code; the log has the message too
         refused = {"refused": error.checkpoint} if isinstance(error, CheckpointRefused) else {}
-        write_json(directory / "error.json", _described(error) | refused)
+        rank = {"rank": options.rank} if options.world > 1 else {}
+        content = json.dumps(_described(error) | refused | rank, indent=1, ensure_ascii=False) + "\n"
+        create_exclusive(directory / "error.json", content.encode())
 
 
 def _described(error: HeadwayError) -> dict:

@@ -1,12 +1,17 @@
-"""Held-out loss: sums over targets, so it does not depend on how the tokens were cut into batches.
+"""Held-out loss: sums over targets, so it does not depend on how the tokens were cut into batches, nor on who scored which.
+
+    batches   0  1  2 | 3  4  5 | 6  (6) (6)      three replicas: each scores one of a round, and those that find none left
+              r0 r1 r2  r0 r1 r2  r0  r1  r2      run the last once more, for nothing: all run as many passes (D15)
 
 Shapes: B batch, T time, t of it on this rank (alone: all).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
+from itertools import islice
 from typing import Protocol
 
 import numpy as np
@@ -17,6 +22,7 @@ from torch import Tensor
 from headway.base.errors import RunError
 from headway.model.context import make_context
 from headway.model.precision import Computes
+from headway.model.ranks import Ranks
 from headway.recipe.spec import RopeSpec
 
 
@@ -51,20 +57,44 @@ class HeldOut:
         return {"nll_sum": self.nll_sum, "targets": self.targets}
 
 
-@torch.no_grad()
-def held_out_loss(model: Computes, batches: Iterable[TokenBatch], rope: RopeSpec) -> HeldOut:
-    """Sum of the plain cross-entropy (no z-loss) over all targets of ``batches``, of any sizes.
+@dataclass(frozen=True, kw_only=True)
+class Share:
+    """The replica ``index`` of ``count`` scores its share. ``total``: the sum of a number over all ranks' own tokens;
+    ``goes_on``: asked before every round, and answered alike on all ranks."""
 
-    Ranks that divide rows or layers all call this with the same batches, and have the same answer.
+    index: int = 0
+    count: int = 1
+    total: Callable[[float], float] = float
+    goes_on: Callable[[], bool] = lambda: True
+
+
+@torch.no_grad()
+def held_out_loss(model: Computes, batches: Iterable[TokenBatch], rope: RopeSpec, share: Share | None = None) -> HeldOut:
+    """Sum of the plain cross-entropy (no z-loss) over all targets of ``batches``, of any sizes; of those up to a break.
+
+    Without a ``share`` all ranks score the same batches, and have the same answer.
     """
-    nll_sum, targets, ranks = 0.0, 0, model.ranks
-    for batch in batches:
-        rows = _Rows.of(batch, ranks.length_step)
-        context = make_context(rows.position_BT, rows.document_BT, model.spec, rope, model.dtype, ranks)
-        hidden_BtD = model.forward(rows.tokens_BT, context)
-        nll_sum += float(ranks.chunks.sum(model.loss(hidden_BtD, rows.targets_BT, rows.counts_BT, 0.0).nll_sum))
-        targets += batch.targets_BT.size
-    return HeldOut(nll_sum=nll_sum, targets=targets)
+    share, rounds = share or Share(total=partial(_over_chunks, model.ranks)), iter(batches)
+    nll_sum, targets = 0.0, 0
+    while taken := list(islice(rounds, share.count)):
+        if not share.goes_on():
+            break
+        nll_sum += _scored(model, taken, rope, share.index)
+        targets += sum(np.asarray(batch.targets_BT).size for batch in taken)
+    return HeldOut(nll_sum=share.total(nll_sum), targets=targets)
+
+
+def _over_chunks(ranks: Ranks, nll_sum: float) -> float:
+    return float(ranks.chunks.sum(torch.tensor(nll_sum, dtype=torch.float64)))
+
+
+def _scored(model: Computes, taken: list[TokenBatch], rope: RopeSpec, index: int) -> float:
+    """The one of a round that is this replica's: over this rank's chunks of it."""
+    rows = _Rows.of(taken[min(index, len(taken) - 1)], model.ranks.length_step)
+    context = make_context(rows.position_BT, rows.document_BT, model.spec, rope, model.dtype, model.ranks)
+    hidden_BtD = model.forward(rows.tokens_BT, context)
+    nll_sum = model.loss(hidden_BtD, rows.targets_BT, rows.counts_BT, 0.0).nll_sum
+    return float(nll_sum) if index < len(taken) else 0.0
 
 
 @dataclass(frozen=True, eq=False)

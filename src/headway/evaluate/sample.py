@@ -44,11 +44,15 @@ def _continue(model: Computes, prompt: list[int], new_tokens: int, rope: RopeSpe
 
 
 def _next_token(model: Computes, ids: list[int], rope: RopeSpec) -> int:
-    """The likeliest next token; on a tie the smallest id."""
-    position_1T = torch.arange(len(ids)).unsqueeze(0)
-    context = make_context(position_1T, torch.zeros_like(position_1T), model.spec, rope, model.dtype)
-    hidden_D = model.forward(torch.tensor([ids]), context)[0, -1]
-    logits_V = model.logits(hidden_D).float()
+    """The likeliest next token; on a tie the smallest id. Ranks that share a row need as many tokens each: it is filled up
+    with tokens of another document behind it, which nothing before them sees."""
+    filling = -len(ids) % model.ranks.length_step
+    position_1T = torch.tensor([[*range(len(ids)), *range(filling)]])
+    document_1T = torch.tensor([[0] * len(ids) + [1] * filling])
+    ranks = model.ranks
+    context = make_context(position_1T, document_1T, model.spec, rope, model.dtype, ranks)
+    hidden_1TD = ranks.chunks.whole(ranks.all(model.forward(torch.tensor([ids + ids[:1] * filling]), context)))
+    logits_V = model.logits(hidden_1TD[0, len(ids) - 1 : len(ids)])[0].float()
     if not bool(torch.isfinite(logits_V.max())):
         raise RunError("the model's logits are not finite", "there is no likeliest token", "sample an older checkpoint")
     return int((logits_V == logits_V.max()).nonzero()[0])

@@ -83,6 +83,12 @@ def holds_first_copy(parameter: Tensor) -> bool:
     return all(mesh.get_local_rank(axis) == 0 for axis, placement in enumerate(placements) if placement.is_replicate())
 
 
+def local_values(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """What this rank holds of each, without those of which it holds nothing."""
+    local = {name: t.to_local() if isinstance(t, DTensor) else t for name, t in tensors.items()}
+    return {name: t for name, t in local.items() if t.numel()}
+
+
 def _as_whole(part: Tensor, parameter: Tensor) -> Tensor:
     """``part``, which lies as ``parameter`` does."""
     if not isinstance(parameter, DTensor):

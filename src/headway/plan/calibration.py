@@ -36,7 +36,9 @@ LEAST_STEPS = 5
 
 def calibration_of_run(run: RunDirectory) -> dict[str, Any]:
     """What the run's records say of its steps, saves and evaluations; ConfigError where there is too little of it."""
-    spec, info = run.spec(), run.info()
+    from headway.rundir.segments import deployment_of
+
+    spec, info, deployment = run.spec(), run.info(), deployment_of(run)
     rows = _kept_rows(run)
     stages = {stage.name: timed for stage in spec.stages if (timed := _stage(rows, stage.name)) is not None}
     if not stages:
@@ -48,21 +50,23 @@ def calibration_of_run(run: RunDirectory) -> dict[str, Any]:
     content = {
         "kind": "calibration",
         "schema_version": 1,
-        "measured_on": identity(spec, info["deployment"]) | {"run": info["run_id"], "name": info["name"]},
+        "measured_on": identity(spec, deployment) | {"run": info["run_id"], "name": info["name"]},
         "stages": stages,
         **_saves(rows),
         **_evaluations(rows),
-        **_against_prediction(spec, info["deployment"], stages),
+        **_against_prediction(spec, deployment, stages),
     }
     return content | {"digest": digest_json(content)}
 
 
 def _kept_rows(run: RunDirectory) -> list[dict]:
-    """Of the run's history, each with the place that it has among the steps of its attempt."""
+    """Of the run's history, as far as it had as many processes as it has now."""
     from headway.rundir.metrics import read_chain_rows
     from headway.rundir.segments import current_chain, read_segments
 
-    return read_chain_rows(run, current_chain(read_segments(run))).kept
+    chain = current_chain(read_segments(run))
+    alike = {segment.id for segment in chain if segment.layout.get("world", 1) == chain[-1].layout.get("world", 1)}
+    return [row for row in read_chain_rows(run, chain).kept if row["segment"] in alike]
 
 
 def _stage(rows: Sequence[dict], name: str) -> dict[str, Any] | None:

@@ -283,7 +283,9 @@ class Deployment(Section):
     accelerator: Accelerator = said("the device", Accelerator())
     nodes: Whole = said("machines", 1)
     processes_per_node: Whole = said("processes per machine, one per device", 1)
-    threads: Whole | None = said("threads per process, at most 1,024; None: the cores this process may use", None, le=1024)
+    threads: Whole | None = said(
+        "threads per process, at most 1,024; None: its share of the cores that may be used", None, le=1024
+    )
     micro_batch: Tokens | None = said("tokens per process in one forward pass; None: 8,192. Only splits the batch", None)
     price_per_hour: Price | None = said("price of one device hour; None: unknown", None)
     currency: str = said("currency of the price", "USD")
@@ -334,8 +336,8 @@ class Deployment(Section):
 
     @property
     def threads_per_process(self) -> int:
-        """As stated, or the cores that this process may use at this moment."""
-        return self.threads or len(os.sched_getaffinity(0))
+        """As stated, or its share of the cores that this process may use at this moment."""
+        return self.threads or max(1, len(os.sched_getaffinity(0)) // self.processes_per_node)
 
     def resolved(self) -> dict[str, Any]:
         """Plain data with the keys of this schema, and nothing left open that the trainer acts on (law 2).

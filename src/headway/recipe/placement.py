@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
 PLANNED_FIELDS = {"checkpoints": ("every", "bytes_per_parameter", "tiers"), "failures": ("pauses", "elastic")}
 """Of sections whose other fields are acted upon, or only say what is the case."""
-LARGEST_RUNNABLE_WORLD = 1
+RUNNABLE_AXES = ("dp_replicate", "dp_shard", "tp")
+"""Of the mesh: what the engine carries out. The others can be planned."""
 MEMORY_TOLERANCE = 1.08
 """Sizes are written in GB and GiB; nothing that is sold differs from its neighbour by less."""
 
@@ -36,16 +37,27 @@ def check_deployment(deployment: Deployment, *, runnable: bool = True) -> Iterat
     yield from check_survival(deployment)
     if not runnable:
         return
-    if deployment.world > LARGEST_RUNNABLE_WORLD:
+    yield from _check_runnable(deployment)
+    yield from _check_planned_only(deployment)
+
+
+def _check_runnable(deployment: Deployment) -> Iterator[Finding]:
+    """One machine, and axes that the engine has."""
+    if deployment.nodes > 1:
         yield (
-            ("processes_per_node",) if deployment.processes_per_node > 1 else ("nodes",),
+            ("nodes",),
             Problem(
-                f"the deployment has {deployment.world} processes",
-                f"this version of the engine runs {LARGEST_RUNNABLE_WORLD} process; larger deployments can be planned",
-                "use nodes = 1 and processes_per_node = 1",
+                f"the deployment has {deployment.nodes} nodes",
+                "this version of the engine runs on one machine; larger deployments can be planned",
+                "use nodes = 1, and processes_per_node for the processes of that machine",
             ),
         )
-    yield from _check_planned_only(deployment)
+    for name, layout in deployment.layouts.items():
+        for axis in (*AXES, "ep"):
+            if getattr(layout, axis) > 1 and axis not in RUNNABLE_AXES:
+                seen = f"layouts.{name}.{axis} = {getattr(layout, axis)}"
+                rule = f"this version of the engine runs {', '.join(RUNNABLE_AXES)}; the other axes can be planned"
+                yield ("layouts", name, axis), Problem(seen, rule, f"leave {axis} out")
 
 
 def _check_layouts(deployment: Deployment, runnable: bool) -> Iterator[Finding]:

@@ -8,7 +8,7 @@ RUN/
   drill.json            faults to inject; only in runs created as drills
   lease/                epoch-000001.json, epoch-000001.beat      who owns the run
   events/               epoch-000001.jsonl                        the supervisor's records, one file per epoch
-  segments/0001/        segment.json, steps.jsonl, trainer.log, error.json
+  segments/0001/        segment.json, steps.jsonl, trainer.log, error.json; of further ranks trainer-00001.log, stalls-00001.jsonl
   checkpoints/          g0001-s00000040/ ...                      see store/
   report/               report.html, report.md, plots
 """
@@ -111,6 +111,10 @@ class RunDirectory:
 
     def steps_file(self, segment: int) -> Path:
         return self.segment(segment) / "steps.jsonl"
+
+    def stalls_file(self, segment: int, rank: int) -> Path:
+        """Where a rank that writes no other rows says that it waits for data."""
+        return self.segment(segment) / f"stalls-{rank:05d}.jsonl"
 
     def info(self) -> dict[str, Any]:
         """``run.json``, proven to have the keys and types that readers rely on."""

@@ -23,6 +23,7 @@ from headway.base.files import create_exclusive, make_directory, read_json
 from headway.base.plain import from_plain
 from headway.rundir.layout import RunDirectory
 
+AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep")
 _DIRECTORY = re.compile(r"\d{4,}", re.ASCII)
 
 
@@ -40,8 +41,29 @@ class Segment:
     layout: dict[str, Any]
     skips: tuple[dict, ...] = ()  # skip records in force: {stage, first, count}
     rejected: tuple[dict, ...] = ()  # checkpoints that were refused on the way: {checkpoint, reason}
+    deployment: dict[str, Any] | None = None  # resolved, where the run went on under another than it was created with
     kind: str = "segment"
     schema_version: int = 1
+
+
+def deployment_of(run: RunDirectory, segments: list[Segment] | None = None) -> dict[str, Any]:
+    """The resolved deployment in force: that of the newest segment, else the one that the run was created with."""
+    segments = read_segments(run) if segments is None else segments
+    return (segments[-1].deployment if segments else None) or run.info()["deployment"]
+
+
+def layout_of(deployment: dict[str, Any], stage: str) -> dict[str, Any]:
+    """The axes of a training stage in a resolved deployment; empty: one process."""
+    layouts = deployment.get("layouts", {})
+    return layouts.get(stage) or layouts.get("default") or {}
+
+
+def layout_words(layout: dict[str, Any]) -> str:
+    """A segment's layout for people, such as ``4 processes: dp_shard 2 x tp 2``."""
+    axes = layout.get("axes", {})
+    sizes = [f"{name} {size}" for name, size in axes.items() if type(size) is int and size > 1 and name in AXES]
+    world = layout.get("world", 1)
+    return f"{world} {'process' if world == 1 else 'processes'}" + (f": {' x '.join(sizes)}" if sizes else "")
 
 
 def write_segment(run: RunDirectory, segment: Segment) -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from headway.base.errors import ConfigError, RunError
 from headway.rundir.layout import RunDirectory
+from headway.rundir.segments import deployment_of
 
 KEYS = ("keep_last", "permanent_every", "keep_best", "budget")
 """Of ``deployment.checkpoints``: what it says about retention."""
@@ -37,13 +38,13 @@ class Retention:
 
 
 def policy_of(run: RunDirectory) -> Retention:
-    """The policy that ``run`` was created with; keys that its version did not know have their defaults."""
+    """The policy in force; keys that its version did not know have their defaults."""
     from pydantic import ValidationError  # here: most of what imports a policy reads none
 
     from headway.recipe.deployment import CheckpointPolicy
     from headway.recipe.fields import AS_RESOLVED
 
-    stated = run.info()["deployment"].get("checkpoints", {})
+    stated = deployment_of(run).get("checkpoints", {})
     known = {key: stated[key] for key in KEYS if key in stated} if isinstance(stated, dict) else stated
     try:
         read = CheckpointPolicy.model_validate(known, context=AS_RESOLVED)

@@ -20,7 +20,7 @@ from headway.rundir.layout import RunDirectory
 from headway.rundir.lease import Lease
 from headway.rundir.metrics import as_row
 from headway.supervise.causes import cause, status_words
-from headway.supervise.launcher import TrainerProcess
+from headway.supervise.launcher import LocalRanks, TrainerProcess, world_of
 from headway.supervise.options import SuperviseOptions
 from headway.supervise.patience import Patience
 
@@ -74,7 +74,8 @@ class Watch:
 
 @dataclass(frozen=True, kw_only=True)
 class AttemptEnd:
-    """How an attempt ended. ``end_state``: complete or stopped, as the trainer recorded; None: it did not get there."""
+    """How an attempt ended. ``end_state``: complete, stopped or relaid, as the trainer recorded; None: it did not get there.
+    ``rank``: of several, the one that failed first."""
 
     segment: int
     code: int | None
@@ -82,6 +83,7 @@ class AttemptEnd:
     end_state: str | None
     forced: str  # why the supervisor ended it: "", "stop", "hang", "lease lost"
     reason: str  # for people
+    rank: int | None = None
 
 
 class Attempt:
@@ -89,7 +91,8 @@ class Attempt:
 
     def __init__(self, watch: Watch, segment: int, process: TrainerProcess):
         self._watch, self._segment, self._process = watch, segment, process
-        self._tail = RecordTail(watch.run.steps_file(segment))
+        self._tails = [RecordTail(watch.run.steps_file(segment))]
+        self._tails += [RecordTail(watch.run.stalls_file(segment, rank)) for rank in range(1, world_of(watch.run, segment))]
         self._end_state: str | None = None
         self._forced, self._deadline_ns, self._killed = "", 0, False
         self._limit_seconds = 0.0
@@ -111,7 +114,7 @@ class Attempt:
         return self._ended(status)
 
     def _take_rows(self) -> None:
-        for record in self._tail.poll():
+        for record in (record for tail in self._tails for record in tail.poll()):
             row = as_row(record)
             if row is None:  # its checksum holds, but it says nothing that can be relied on: no progress either
                 continue
@@ -147,21 +150,29 @@ class Attempt:
             end_state=self._end_state,
             forced=self._forced,
             reason=self._words(code, number),
+            rank=self._rank,
         )
         fields = {"segment": end.segment, "code": code, "signal": number, "reason": end.reason}
+        fields |= {"rank": end.rank} if end.rank is not None else {}
         self._watch.record("exit", **fields, last_progress_boot_ns=self._watch.patience.last_row_ns)
         return end
 
+    @property
+    def _rank(self) -> int | None:
+        return self._process.failed if isinstance(self._process, LocalRanks) else None
+
     def _words(self, code: int | None, number: int | None) -> str:
+        status = status_words(code, number)
+        status = status if self._rank is None else f"rank {self._rank} {status}"
         words = {
-            "": status_words(code, number),
-            "stop": f"asked to stop by {self._watch.stop.name}, {status_words(code, number)}",
-            "hang": f"no progress for {self._limit_seconds:.0f} s, {status_words(code, number)}",
-            "lease lost": f"the lease was lost, {status_words(code, number)}",
+            "": status,
+            "stop": f"asked to stop by {self._watch.stop.name}, {status}",
+            "hang": f"no progress for {self._limit_seconds:.0f} s, {status}",
+            "lease lost": f"the lease was lost, {status}",
         }[self._forced]
         if code == 0 and self._end_state is None:
             words += " without a record of its end"
         if self._killed and self._forced == "stop":
             words += " (it did not end within the grace time: the last committed checkpoint stands)"
-        detail = cause(self._watch.run, self._segment) if code else ""
+        detail = cause(self._watch.run, self._segment, self._rank or 0) if code else ""
         return f"{words}: {detail}" if detail else words

@@ -8,6 +8,7 @@ from typing import Any
 from headway.base.errors import HeadwayError
 from headway.base.files import read_json
 from headway.rundir.layout import RunDirectory
+from headway.supervise.launcher import log_of
 
 _TAIL_BYTES, _TAIL_LINES = 8192, 15
 
@@ -37,10 +38,10 @@ def error_words(error: dict[str, Any]) -> str:
     return f"{error.get('label', 'error')}: {'; '.join(problems)}"
 
 
-def log_tail(run: RunDirectory, segment: int) -> list[str]:
-    """The last lines of trainer.log."""
+def log_tail(run: RunDirectory, segment: int, rank: int = 0) -> list[str]:
+    """The last lines of a rank's log."""
     try:
-        with open(run.segment(segment) / "trainer.log", "rb") as file:
+        with open(log_of(run, segment, rank), "rb") as file:
             size = file.seek(0, 2)
             file.seek(max(0, size - _TAIL_BYTES))
             data = file.read()
@@ -49,9 +50,9 @@ def log_tail(run: RunDirectory, segment: int) -> list[str]:
     return data.decode(errors="replace").splitlines()[-_TAIL_LINES:]
 
 
-def cause(run: RunDirectory, segment: int) -> str:
-    """One line: the trainer's own message, else the last line of its log, else nothing."""
+def cause(run: RunDirectory, segment: int, rank: int = 0) -> str:
+    """One line: the trainer's own message, else the last line of the log of the rank that failed, else nothing."""
     error = error_of(run, segment)
     if error is not None:
         return error_words(error)
-    return next((line.strip() for line in reversed(log_tail(run, segment)) if line.strip()), "")
+    return next((line.strip() for line in reversed(log_tail(run, segment, rank)) if line.strip()), "")

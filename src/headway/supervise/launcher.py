@@ -1,33 +1,47 @@
 """Starting trainers. The supervisor knows only the two protocols; tests hand in fakes.
 
-A trainer runs in a session of its own, so that a Ctrl-C at the terminal reaches the supervisor alone, and so that everything
+    supervisor --stdin--> rank 0   segments/0001/trainer.log            session of its own
+               --stdin--> rank 1   segments/0001/trainer-00001.log      session of its own
+                            '------- meet through a file in a private directory (parallel/group.py)
+
+A rank runs in a session of its own, so that a Ctrl-C at the terminal reaches the supervisor alone, and so that everything
 it started can be ended with it. Its stdin is a pipe whose other end only the supervisor holds: whatever way the supervisor
-dies, the kernel closes it, and the trainer reads end of file.
+dies, the kernel closes it, and every rank reads end of file. There is nobody in between: a common session would need a
+process that all ranks descend from, whose death would leave them behind.
+
+The first rank to fail ends all: the others wait for it in a collective that cannot be left.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
-from typing import Protocol
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
 
-from headway.base.errors import from_os_error
+from headway.base.errors import HeadwayError, from_os_error
+from headway.base.files import read_json
 from headway.rundir.layout import RunDirectory
 from headway.rundir.processes import session_members, start_ticks
 
+PRIVATE = "headway-meeting-"
+"""What the directories are called in which ranks meet: readable by their owner alone, on a local disk."""
+
 
 class TrainerProcess(Protocol):
-    """One running trainer."""
+    """One running trainer: a process, or several ranks that live and die together."""
 
     pid: int
     start_ticks: int | None
 
     def poll(self) -> int | None:
-        """None while it runs; then its exit code, or minus the signal that ended it."""
+        """None while any of it runs; then its exit code, or minus the signal that ended it: of the rank that failed first."""
 
     def terminate(self) -> None:
         """Ask it to save and end."""
@@ -46,7 +60,7 @@ class Launcher(Protocol):
 
 
 class LocalProcess:
-    """A trainer on this machine."""
+    """A rank on this machine."""
 
     def __init__(self, process: subprocess.Popen[bytes]):
         self._process = process
@@ -72,6 +86,55 @@ class LocalProcess:
             kill_session(self.pid)  # helpers that outlived their trainer
 
 
+class LocalRanks:
+    """The ranks of a trainer on this machine. ``first_error``: the rank that left word of its failure first (None: none did).
+
+    ``failed``: the rank whose end was the cause of all others', once there is one.
+    """
+
+    def __init__(
+        self,
+        ranks: Sequence[TrainerProcess],
+        first_error: Callable[[], int | None] = lambda: None,
+        meeting: Path | None = None,
+    ):
+        self.ranks, self._first_error, self._meeting = tuple(ranks), first_error, meeting
+        self.pid, self.start_ticks = self.ranks[0].pid, self.ranks[0].start_ticks
+        self.failed: int | None = None
+        self._statuses: list[int | None] = [None] * len(self.ranks)
+
+    def poll(self) -> int | None:
+        self._statuses = [process.poll() if at is None else at for process, at in zip(self.ranks, self._statuses, strict=True)]
+        if self.failed is None and (ended := {rank: at for rank, at in enumerate(self._statuses) if at}):
+            self.failed = self._cause(ended)
+            self._cause_status = ended[self.failed]
+            self.kill()
+        if any(status is None for status in self._statuses):
+            return None
+        return 0 if self.failed is None else self._cause_status
+
+    def _cause(self, ended: dict[int, int]) -> int:
+        """A signal leaves no word, and ends others with an error that speaks of it; else whoever spoke first."""
+        signalled = [rank for rank, status in ended.items() if status < 0]
+        first = self._first_error()
+        return signalled[0] if signalled else first if first in ended else min(ended)
+
+    def terminate(self) -> None:
+        """All of them: what one wishes they agree upon."""
+        for process in self.ranks:
+            process.terminate()
+
+    def kill(self) -> None:
+        for process in self.ranks:
+            process.kill()
+
+    def close(self) -> None:
+        for process in self.ranks:
+            process.close()
+        if self._meeting is not None:
+            shutil.rmtree(self._meeting, ignore_errors=True)
+
+
 def kill_session(session: int) -> None:
     """SIGKILL to every process of a session, until none is left to receive it (they may fork meanwhile)."""
     for _ in range(100):
@@ -93,24 +156,62 @@ def trainer_environment(outer: Mapping[str, str]) -> dict[str, str]:
     return {**defaults, **outer}
 
 
+def log_of(run: RunDirectory, segment: int, rank: int = 0) -> Path:
+    """What a rank prints."""
+    return run.segment(segment) / (f"trainer-{rank:05d}.log" if rank else "trainer.log")
+
+
 class ProcessLauncher:
-    """Starts ``command(run, segment)`` on this machine, its output in the segment's trainer.log."""
+    """Starts ``command(run, segment)`` on this machine, as often as the segment has ranks, each with a log of its own."""
 
     def __init__(self, command: Callable[[RunDirectory, int], list[str]] = engine_command):
         self._command = command
 
-    def launch(self, run: RunDirectory, segment: int) -> LocalProcess:
-        log = run.segment(segment) / "trainer.log"
+    def launch(self, run: RunDirectory, segment: int) -> TrainerProcess:
+        command, world = self._command(run, segment), world_of(run, segment)
+        if world == 1:
+            return _start(command, log_of(run, segment))
+        meeting = Path(tempfile.mkdtemp(prefix=PRIVATE))
+        started: list[LocalProcess] = []
         try:
-            with open(log, "ab") as output:
-                process = subprocess.Popen(
-                    self._command(run, segment),
-                    stdin=subprocess.PIPE,
-                    stdout=output,
-                    stderr=subprocess.STDOUT,
-                    start_new_session=True,
-                    env=trainer_environment(os.environ),
-                )
-        except OSError as error:
-            raise from_os_error(error, log, "cannot start the trainer") from error
-        return LocalProcess(process)
+            for rank in range(world):
+                place = ["--rank", str(rank), "--world", str(world), "--meeting", str(meeting / "ranks")]
+                started.append(_start([*command, *place], log_of(run, segment, rank)))
+        except BaseException:
+            for process in started:
+                process.kill()
+                process.close()
+            shutil.rmtree(meeting, ignore_errors=True)
+            raise
+        return LocalRanks(started, lambda: _first_error(run, segment), meeting)
+
+
+def world_of(run: RunDirectory, segment: int) -> int:
+    """Processes of a segment, as its record says; 1 where there is none."""
+    path = run.segment(segment) / "segment.json"
+    layout: Any = read_json(path, "segment").get("layout", {}) if path.exists() else {}
+    return int(layout.get("world", 1))
+
+
+def _first_error(run: RunDirectory, segment: int) -> int | None:
+    try:
+        error = read_json(run.segment(segment) / "error.json", "error record")
+    except HeadwayError:
+        return None
+    return error.get("rank") if isinstance(error, dict) else None
+
+
+def _start(command: list[str], log: Path) -> LocalProcess:
+    try:
+        with open(log, "ab") as output:
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                env=trainer_environment(os.environ),
+            )
+    except OSError as error:
+        raise from_os_error(error, log, "cannot start the trainer") from error
+    return LocalProcess(process)

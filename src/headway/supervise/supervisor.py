@@ -18,12 +18,21 @@ from headway.base.clocks import Clock, SystemClock
 from headway.base.errors import EXIT_CONFIG, EXIT_ENVIRONMENT, EXIT_OK, EXIT_RUN, HeadwayError
 from headway.base.failpoints import guard
 from headway.recipe.schedules import Schedule
+from headway.recipe.spec import Spec
 from headway.rundir.events import EventLog, read_events
 from headway.rundir.layout import RunDirectory
 from headway.rundir.lease import Lease, LeaseView
 from headway.rundir.metrics import read_all_steps
 from headway.rundir.processes import this_process
-from headway.rundir.segments import Segment, current_chain, read_segments, write_segment
+from headway.rundir.segments import (
+    Segment,
+    current_chain,
+    deployment_of,
+    layout_of,
+    layout_words,
+    read_segments,
+    write_segment,
+)
 from headway.store.admissible import Choice, choose, saving_segments
 from headway.store.mirror.choice import choose_with_mirror
 from headway.store.mirror.mirror import Mirror
@@ -36,8 +45,8 @@ from headway.supervise.patience import Patience
 from headway.supervise.takeover import take_over
 from headway.supervise.writers import await_writers
 
-LOCAL_RANKS = 1
-"""Trainers per host, each with a writer."""
+RELAID = "relaid"
+"""The end of a trainer whose last step is committed, and whose next stage another layout trains."""
 
 
 def supervise(
@@ -47,8 +56,11 @@ def supervise(
     launcher: Launcher | None = None,
     clock: Clock | None = None,
     on_record: Callable[[dict], None] | None = None,
+    deployment: dict[str, Any] | None = None,
 ) -> Outcome:
     """Own ``run`` until it is complete, stopped or failed.
+
+    ``deployment``: resolved; the run goes on under it from here on (None: under the one in force).
 
     ``on_record`` gets every row of the trainer, every event, and {kind: "waiting", owner, seconds} while an earlier owner's
     lease runs out. EnvironmentFault when somebody else owns the run.
@@ -71,7 +83,7 @@ def supervise(
             watch = Watch(
                 run=run, options=options, clock=clock, lease=lease, events=events, stop=stop, patience=patience, show=show
             )
-            return _Supervisor(watch, launcher or ProcessLauncher()).run()
+            return _Supervisor(watch, launcher or ProcessLauncher(), deployment).run()
     finally:
         lease.release()
 
@@ -108,8 +120,8 @@ class Viewer:
 class _Supervisor:
     """The loop over attempts, once the lease is held."""
 
-    def __init__(self, watch: Watch, launcher: Launcher):
-        self._watch, self._launcher = watch, launcher
+    def __init__(self, watch: Watch, launcher: Launcher, deployment: dict[str, Any] | None):
+        self._watch, self._launcher, self._deployment = watch, launcher, deployment
         self._attempts, self._fruitless = 0, 0
         self._last_choice: Choice | None = None
         self._best_step = 0  # the newest step that a choice of this supervisor could prove
@@ -193,7 +205,10 @@ class _Supervisor:
         run = self._watch.run
         segments = {segment.id: segment for segment in read_segments(run)}
         parent = segments.get(choice.segment) if choice.segment is not None else None
-        deployment = run.info()["deployment"]
+        stated = run.info()["deployment"]
+        deployment = self._deployment or deployment_of(run, list(segments.values()))
+        layout = _layout(deployment, run.spec(), choice.step)
+        end_writers(run, _most_ranks(run), first=layout["world"])  # nobody comes back for what they hold
         segment = Segment(
             id=max({*segments, *saving_segments(run)}, default=0) + 1,
             parent=parent.id if parent else None,
@@ -202,24 +217,30 @@ class _Supervisor:
             reason=self._reason(bool(segments)),
             author=self._watch.options.author if self._last_end is None else "automatic",
             epoch=self._watch.lease.epoch,
-            layout={"world": 1, "layouts": deployment.get("layouts", {})},
+            layout=layout,
             skips=parent.skips if parent else (),
             rejected=tuple(choice.rejected),
+            deployment=None if deployment == stated else deployment,
         )
         write_segment(run, segment)
         return segment
 
     def _reason(self, has_history: bool) -> str:
         if self._last_end is not None:
-            return f"restart: {self._last_end.reason}"
+            relaid = self._last_end.end_state == RELAID and self._last_end.code == EXIT_OK
+            return "the next stage trains under another layout" if relaid else f"restart: {self._last_end.reason}"
         return "resume" if has_history else "start"
 
     def _launch_and_follow(self, segment: Segment) -> AttemptEnd:
         self._attempts += 1
         process = self._launcher.launch(self._watch.run, segment.id)
         host = this_process()["host"]
+        ranks = [{"pid": rank.pid, "start_ticks": rank.start_ticks} for rank in getattr(process, "ranks", ())]
+        fields = {"ranks": ranks, "layout": layout_words(segment.layout)} if ranks else {}
         try:
-            self._watch.record("launch", segment=segment.id, pid=process.pid, start_ticks=process.start_ticks, host=host)
+            self._watch.record(
+                "launch", segment=segment.id, pid=process.pid, start_ticks=process.start_ticks, host=host, **fields
+            )
         except BaseException:
             process.kill()
             process.close()
@@ -236,6 +257,8 @@ class _Supervisor:
             return self._finish("complete", "all steps are trained", EXIT_OK)
         if end.forced == "stop" or (end.end_state == "stopped" and end.code == 0):
             return self._finish("stopped", end.reason, EXIT_OK)
+        if end.end_state == RELAID and end.code == EXIT_OK:
+            return None
         if end.code == EXIT_CONFIG:
             return self._finish("failed", f"the trainer cannot run: {end.reason}", end.code, self._cause(end))
         return None
@@ -250,10 +273,14 @@ class _Supervisor:
 
     def _cause(self, end: AttemptEnd) -> dict[str, Any]:
         run = self._watch.run
-        return {"segment": end.segment, "error": error_of(run, end.segment), "log_tail": log_tail(run, end.segment)}
+        return {
+            "segment": end.segment,
+            "error": error_of(run, end.segment),
+            "log_tail": log_tail(run, end.segment, end.rank or 0),
+        }
 
     def _finish(self, state: str, reason: str, exit_code: int, cause: dict[str, Any] | None = None) -> Outcome:
-        end_writers(self._watch.run, LOCAL_RANKS)
+        end_writers(self._watch.run, _most_ranks(self._watch.run))
         fields = {"cause": cause} if cause else {}
         self._watch.record("finish", state=state, reason=reason, exit_code=exit_code, **fields)
         self._watch.events.close()
@@ -268,3 +295,16 @@ class _Supervisor:
             self._watch.record("note", text=rule, state="lost")
         self._watch.events.close()
         return Outcome(state="lost", reason=rule, attempts=self._attempts, exit_code=EXIT_ENVIRONMENT)
+
+
+def _layout(deployment: dict[str, Any], spec: Spec, step: int) -> dict[str, Any]:
+    """What goes on after ``step``: processes, the stage, its axes."""
+    schedule = Schedule(spec)
+    stage = spec.stages[schedule.place(min(step, schedule.total_steps)).stage].name
+    world = deployment.get("nodes", 1) * deployment.get("processes_per_node", 1)
+    return {"world": world, "stage": stage, "axes": layout_of(deployment, stage)}
+
+
+def _most_ranks(run: RunDirectory) -> int:
+    """Of any segment so far, each with a writer."""
+    return max((int(segment.layout.get("world", 1)) for segment in read_segments(run)), default=1)

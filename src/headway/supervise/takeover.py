@@ -42,6 +42,16 @@ def _unrecorded_launch(watch: Watch) -> dict | None:
 
 
 def _is_running(launch: dict) -> bool:
+    return any(_runs(launch | rank) for rank in _ranks(launch))
+
+
+def _ranks(launch: dict) -> list[dict]:
+    """Every process that was launched: {pid, start_ticks}."""
+    ranks = launch.get("ranks")
+    return [rank for rank in ranks if isinstance(rank, dict) and "pid" in rank] if isinstance(ranks, list) else [{}]
+
+
+def _runs(launch: dict) -> bool:
     if launch.get("start_ticks") is None:
         return was_running_at(launch["pid"], launch["stamp"]["boot_ns"])
     return is_alive(launch["pid"], launch["start_ticks"])
@@ -56,7 +66,9 @@ def _end_here(watch: Watch, launch: dict) -> str:
     if not _is_running(launch):
         return "its trainer ended by itself"
     while _is_running(launch):
-        kill_session(launch["pid"])
+        for rank in _ranks(launch):
+            if _runs(launch | rank):
+                kill_session((launch | rank)["pid"])
         watch.pause()
     return "its trainer was killed"
 

@@ -32,6 +32,11 @@ class Cadence:
         )
         self._tell(step)
 
+    @property
+    def by_the_clock(self) -> bool:
+        """Whether what is due depends on more than the step."""
+        return self._deployment["checkpoints"].get("adaptive") is not None
+
     def is_due(self, step: int) -> bool:
         if self._interval is None:
             return step % self._every_steps == 0

@@ -11,7 +11,7 @@ import torch
 from headway.base.code import code_version
 
 
-def determinism_environment() -> dict[str, str | int]:
+def determinism_environment(layout: str = "1 process") -> dict[str, str | int]:
     """The facts under which a resume is promised to be bit-identical."""
     return {
         "torch": torch.__version__,
@@ -19,14 +19,14 @@ def determinism_environment() -> dict[str, str | int]:
         "onednn": str(torch.backends.mkldnn.is_available()),
         "threads": torch.get_num_threads(),
         "machine": platform.machine(),
-        "layout": "1 process",
+        "layout": layout,
         "code": code_version(),
     }
 
 
-def full_environment() -> dict[str, str | int]:
+def full_environment(layout: str = "1 process") -> dict[str, str | int]:
     """For the record and the report."""
-    return determinism_environment() | {
+    return determinism_environment(layout) | {
         "python": platform.python_version(),
         "numpy": np.__version__,
         "system": platform.platform(),

@@ -1,5 +1,7 @@
 """The loop of a run, on one screen: fetch, step, record, evaluate, sample, save, decide.
 
+Several ranks run it together (``crew.py``): what decides about a branch is the same on all of them.
+
 Order matters. What belongs to a step (its evaluation, the last samples) comes before the save of that step; where a stop or
 a crash left it out all the same, the next segment catches it up before it trains on. A stop is obeyed at the boundary of a
 step, after a save. A save is a snapshot first; it is on record as saved when its writer has committed it.
@@ -8,16 +10,15 @@ step, after a save. A save is a snapshot first; it is on record as saved when it
 from __future__ import annotations
 
 import math
-from itertools import takewhile
 
 import torch
 
 from headway.base import failpoints
 from headway.base.errors import EnvironmentFault, RunError
-from headway.checkpoint.digest import state_digest
 from headway.checkpoint.saver import Outcome
-from headway.evaluate.held_out import held_out_loss
+from headway.evaluate.held_out import Share, held_out_loss
 from headway.evaluate.sample import greedy
+from headway.parallel.state import local_values
 from headway.rundir.metrics import read_chain_rows
 from headway.store.writer.outcomes import COMMITTED, FAILED
 from headway.train.environment import peak_bytes
@@ -27,20 +28,22 @@ from headway.train.step import StepResult, must_stop, train_step
 
 
 def train(run: TrainRun) -> str:
-    """Train to the end or to a stop; returns "complete" or "stopped"."""
+    """Train to the end, to a stop, or to where another layout goes on; returns "complete", "stopped" or "relaid"."""
+    run.stop.agree()
     finish_step(run)
-    while run.step < run.schedule.total_steps and not run.stop:
+    while run.step < run.until and not run.stop:
         batch, waited_ns = run.batches().get(run.step)
         run.log.mark("data_stall")
-        result = train_step(run.trainee, batch, run.schedule.rate(run.step))
+        result = train_step(run.trainee, batch, run.schedule.rate(run.step), lambda: bool(run.stop.own))
         run.step += 1
+        run.stop.agreed(result.wish)
         record(run, result, waited_ns)
         hear(run, run.saver.poll())
         run.skipped = 0 if result.applied or ends_soundly(run, result) else run.skipped + 1
-        if must_stop(run.spec.stability, run.skipped) or (run.skipped and run.step == run.schedule.total_steps):
+        if must_stop(run.spec.stability, run.skipped) or (run.skipped and run.step == run.until):
             raise_left_out(run)
         finish_step(run)
-        if run.cadence.is_due(run.step):
+        if save_due(run):
             save(run)
     conclude(run)
     return end(run)
@@ -48,7 +51,7 @@ def train(run: TrainRun) -> str:
 
 def ends_soundly(run: TrainRun, result: StepResult) -> bool:
     """A last update that was left out for its size alone: the state is that of the step before, and a repeat would end alike."""
-    last = run.step == run.schedule.total_steps
+    last = run.step == run.until
     return last and math.isfinite(result.grad_norm) and not must_stop(run.spec.stability, run.skipped + 1)
 
 
@@ -62,25 +65,40 @@ def finish_step(run: TrainRun) -> None:
 
 
 def on_record(run: TrainRun, kind: str) -> bool:
-    """Only the step that was restored can have such a row: every later one is new."""
+    """Only the step that was restored can have such a row: every later one is new. The leader looks, and tells all."""
     if run.step != run.segment.restored_step:
         return False
-    return any(row["kind"] == kind and row["step"] == run.step for row in read_chain_rows(run.directory, run.chain).kept)
+    rows = read_chain_rows(run.directory, run.chain).kept if run.crew.leads else ()
+    return bool(run.crew.told(any(row["kind"] == kind and row["step"] == run.step for row in rows)))
+
+
+def save_due(run: TrainRun) -> bool:
+    """The leader's clock counts, where one does."""
+    if not run.cadence.by_the_clock:
+        return run.cadence.is_due(run.step)
+    return bool(run.crew.told(run.crew.leads and run.cadence.is_due(run.step)))
 
 
 def end(run: TrainRun) -> str:
     """The last record. A run is complete when its last step is trained, evaluated and saved."""
-    state = "complete" if run.step == run.schedule.total_steps and not run.owes else "stopped"
-    digest = state_digest(run.trainee.state())
-    run.log.write("end", step=run.step, state=state, reason=run.stop.reason, digest=digest, peak_bytes=peak_bytes())
+    done = run.step == run.until and not run.owes
+    state = "stopped" if not done else "complete" if run.step == run.schedule.total_steps else "relaid"
+    run.log.write("end", step=run.step, state=state, reason=run.stop.reason, digest=digest(run), peak_bytes=peak_bytes())
+    run.crew.leave()
     return state
+
+
+def digest(run: TrainRun) -> str:
+    """Of the state as it lies on all ranks."""
+    assert run.place is not None
+    return run.crew.digest(run.trainee.state(), run.place)
 
 
 def record(run: TrainRun, result: StepResult, waited_ns: int) -> None:
     """One row per update: the loss is the global one of the whole batch (L3)."""
     done = run.schedule.place(run.step - 1)
     every = run.policy.state_digest_every
-    digest = state_digest(run.trainee.state()) if every and run.step % every == 0 else None
+    found = digest(run) if every and run.step % every == 0 else None
     run.log.mark("productive")
     run.log.write(
         "step",
@@ -96,7 +114,7 @@ def record(run: TrainRun, result: StepResult, waited_ns: int) -> None:
         clipped=result.clipped,
         applied=result.applied,
         rate=run.schedule.rate(run.step - 1),
-        digest=digest,
+        digest=found,
         input_wait_ns=waited_ns,
         **result.extra,
     )
@@ -108,10 +126,11 @@ def evaluate(run: TrainRun) -> None:
     failpoints.hit("evaluation.begin", run.step)
     stage = run.spec.stages[run.schedule.place(run.step - 1).stage]
     T, tokens = stage.sequence_length, run.spec.evaluation.tokens_per_source
-    losses, targets = {}, {}
+    replica, losses, targets = run.crew.replica, {}, {}
+    share = Share(index=replica.index, count=replica.count, total=run.crew.over_tokens, goes_on=lambda: not run.stop.agree())
     for source in run.spec.sources:
         batches = run.reader.held_out_batches(source.name, T, run.feed.micro_sequences(T), tokens)
-        result = held_out_loss(run.trainee.compute, takewhile(lambda _: not run.stop, batches), stage.rope)
+        result = held_out_loss(run.trainee.compute, batches, stage.rope, share)
         if run.stop:
             run.owes = True  # half an evaluation is none: the stop goes first, the next segment catches it up
             return run.log.mark("evaluation")
@@ -122,7 +141,7 @@ def evaluate(run: TrainRun) -> None:
 
 def sample(run: TrainRun) -> None:
     """Decode the fixed prompts greedily: bugs that a loss cannot show are seen here."""
-    if run.stop:
+    if run.stop.agree():
         run.owes = True
         return
     evaluation = run.spec.evaluation
@@ -161,8 +180,13 @@ def save(run: TrainRun) -> None:
         run.log.write("save_skipped", step=run.step, reason="the save before it is still being written")
         return run.cadence.left_out()
     run.ordinal += 1
-    run.log.write("snapshot", step=run.step, checkpoint=snapshot.name, bytes=snapshot.nbytes, blocking_ns=snapshot.blocking_ns)
+    run.log.write("snapshot", step=run.step, checkpoint=snapshot.name, bytes=state_bytes(run), blocking_ns=snapshot.blocking_ns)
     run.cadence.snapshot_taken(run.step, snapshot.blocking_ns)
+
+
+def state_bytes(run: TrainRun) -> int:
+    """Of the whole state, on all ranks together."""
+    return sum(tensor.numel() * tensor.element_size() for tensor in run.trainee.state().values())
 
 
 def hear(run: TrainRun, outcomes: list[Outcome]) -> None:
@@ -170,7 +194,8 @@ def hear(run: TrainRun, outcomes: list[Outcome]) -> None:
     for outcome in outcomes:
         if outcome.kind == COMMITTED:
             run.committed_step = outcome.step
-            run.log.write("save", step=outcome.step, checkpoint=outcome.checkpoint, **outcome.fields)
+            told = {**outcome.fields, "bytes": state_bytes(run)}
+            run.log.write("save", step=outcome.step, checkpoint=outcome.checkpoint, **told)
             run.cadence.committed(outcome.step, outcome.fields["flush_ns"])
         elif outcome.kind == FAILED:
             run.save_error = str(outcome.fields["error"])
@@ -186,26 +211,36 @@ def hear(run: TrainRun, outcomes: list[Outcome]) -> None:
 def conclude(run: TrainRun) -> None:
     """The last state is committed before anybody says that the run has ended (C14); a save that failed is tried once more."""
     for _ in range(2):
-        hear(run, run.saver.settle())
-        if run.committed_step == run.step or run.skipped:
+        if settled(run) == run.step or run.skipped:
             return
         save(run)
-    hear(run, run.saver.settle())
-    if run.committed_step != run.step:
+    if settled(run) != run.step:
         raise EnvironmentFault(f"the last state, of step {run.step}, could not be saved: {run.save_error}")
+
+
+def settled(run: TrainRun) -> int:
+    """The step of the newest checkpoint once nothing is under way: the leader's writer commits, and tells the leader."""
+    hear(run, run.saver.settle())
+    run.committed_step = run.crew.told(run.committed_step)
+    return run.committed_step
 
 
 def refuse_sick_state(run: TrainRun) -> None:
     """A finite gradient can still give weights or moments that are not (a quotient of zeros): never save those."""
-    tensors = run.trainee.state()
-    largest = torch.stack(torch._foreach_norm(list(tensors.values()), ord=math.inf))
-    if not bool(torch.isfinite(largest).all()):
-        name = next(name for name, value in zip(tensors, largest.tolist(), strict=True) if not math.isfinite(value))
+    if sick := run.crew.words(sick_tensor(local_values(run.trainee.state()))):
         raise RunError(
-            f"after step {run.step} the state is not finite: {name}",
+            f"after step {run.step} the state is not finite: {'; '.join(sick)}",
             "such a state is never saved: the last good checkpoint stays the newest",
             "look at the steps before it (headway report), lower the rate or raise the optimizer's epsilon in a new run",
         )
+
+
+def sick_tensor(tensors: dict[str, torch.Tensor]) -> str:
+    """The first that holds a value that is not finite; empty: none does."""
+    largest = torch.stack(torch._foreach_norm(list(tensors.values()), ord=math.inf))
+    if bool(torch.isfinite(largest).all()):
+        return ""
+    return next(name for name, value in zip(tensors, largest.tolist(), strict=True) if not math.isfinite(value))
 
 
 def raise_left_out(run: TrainRun) -> None:

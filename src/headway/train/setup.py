@@ -30,21 +30,26 @@ from headway.model.tally import balance_biases
 from headway.optim.build import Optimizer, build_optimizer, optimizer_of
 from headway.optim.guard import Guard
 from headway.optim.parts import WHOLE, Parts
-from headway.parallel.mesh import Mesh
+from headway.parallel.group import Member
+from headway.parallel.mesh import Axes, Mesh
 from headway.parallel.model import ShardedModel
 from headway.recipe.schedules import Schedule
 from headway.recipe.spec import Spec
 from headway.recipe.trainable import refuse_untrainable
 from headway.rundir.layout import RunDirectory
 from headway.rundir.metrics import StepLog
-from headway.rundir.segments import Segment, current_chain, read_segments
+from headway.rundir.processes import start_ticks
+from headway.rundir.segments import Segment, current_chain, layout_of, read_segments
 from headway.store.manifest import Manifest
 from headway.train.cadence import Cadence
+from headway.train.crew import ALONE, Crew, Unwritten, join
 from headway.train.environment import differences, full_environment
 from headway.train.feed import Feed, StepBatch
-from headway.train.stop import StopRequest
+from headway.train.stop import Stop, StopRequest
 
 PREFETCH_STEPS = 4
+APPEARS_SECONDS = 30.0
+"""How long a rank waits for a checkpoint that others see already."""
 
 
 @dataclass
@@ -111,8 +116,12 @@ class TrainRun:
     log: StepLog
     saver: Saver
     cadence: Cadence
-    stop: StopRequest
+    stop: Stop
     environment: dict[str, Any]
+    crew: Crew = ALONE
+    place: Place | None = None  # of this rank among those that save
+    until: int = 0  # the last step of this segment: of the run, or before another layout takes over
+    phases_ns: dict[str, int] = field(default_factory=dict)  # of the start
     step: int = 0
     committed_step: int = 0  # of the newest checkpoint that is known to be committed
     ordinal: int = 0  # of the newest save along the chain, counted from 1; one that failed gives its number back
@@ -128,9 +137,7 @@ class TrainRun:
     def batches(self) -> Prefetcher[StepBatch]:
         """The prefetcher, started at the current step on first use."""
         if self._prefetcher is None:
-            self._prefetcher = Prefetcher(
-                self.feed.fetch, self.step, PREFETCH_STEPS, end=self.schedule.total_steps, on_stall=self._record_stall
-            )
+            self._prefetcher = Prefetcher(self.feed.fetch, self.step, PREFETCH_STEPS, end=self.until, on_stall=self._record_stall)
         return self._prefetcher
 
     def _record_stall(self, waited_ns: int) -> None:
@@ -144,37 +151,76 @@ class TrainRun:
             self._prefetcher.close()
 
 
-def set_up(run_root: Path, segment_id: int, stop: StopRequest, clock: Clock | None = None) -> TrainRun:
-    """Build the run of ``segment_id``: data, model, optimiser, and the state that the segment restores."""
-    directory = RunDirectory.open(run_root)
-    clock = clock or SystemClock()
-    log = StepLog(directory, segment_id, clock)
-    failpoints.arm(directory.root)
+def set_up(
+    run_root: Path, segment_id: int, stop: StopRequest, clock: Clock | None = None, member: Member | None = None
+) -> TrainRun:
+    """Build the run of ``segment_id``: ranks, data, model, optimiser, and the state that the segment restores.
+
+    ``member``: which of several processes this is (None: the only one).
+    """
+    directory, clock = RunDirectory.open(run_root), clock or SystemClock()
+    failpoints.arm(directory.root, member.rank if member else 0)
     info, spec = directory.info(), directory.spec()
-    policy = TrainPolicy.of(info["deployment"])
+    chain, schedule = chain_of(directory, segment_id), Schedule(spec)
+    deployment, phases = chain[-1].deployment or info["deployment"], Phases(clock)
+    axes, policy = axes_at(chain[-1].restored_step, schedule, deployment), TrainPolicy.of(deployment)
     torch.set_num_threads(policy.threads)
-    environment = full_environment()
+    environment = full_environment(str(axes))
+    log = log_of(directory, segment_id, clock, member.rank if member else 0)
     log.write("start", pid=os.getpid(), environment=environment, spec_digest=spec.digest())
 
-    chain = chain_of(directory, segment_id)
+    crew = join(member, axes, given_up=lambda: stop)
+    phases.mark("group")
     reader, tokenizer = open_data(Path(info["data"]), spec)
-    schedule = Schedule(spec)
     stream = Stream(spec, tuple(Skip(**skip) for skip in chain[-1].skips))
-    feed = Feed(stream, reader, schedule, policy.micro_batch_tokens)
-    trainee = build_trainee(spec)
-    saver = Saver(Place(run=directory, segment=segment_id), policy.saves, clock)
-    cadence = Cadence(directory, info["deployment"], clock, log)
-    parts = (spec, policy, schedule, trainee, tokenizer, reader, feed, log, saver, cadence, stop, environment)
-    run = TrainRun(directory, chain, clock, *parts)
+    feed = Feed(stream, reader, schedule, policy.micro_batch_tokens, crew.replica)
+    phases.mark("data")
+    trainee = build_trainee(spec, crew.mesh)
+    phases.mark("model")
+    place = crew.place(directory, segment_id)
+    saver, cadence = Saver(place, policy.saves, clock), Cadence(directory, deployment, clock, log)
+    parts = (spec, policy, schedule, trainee, tokenizer, reader, feed, log, saver, cadence, Stop(stop, crew), environment)
+    until = end_of_layout(chain[-1].restored_step, schedule, deployment)
+    run = TrainRun(directory, chain, clock, *parts, crew=crew, place=place, until=until, phases_ns=phases.ns)
     saver.on_wait = lambda: say_waiting(run)
     log.mark("init")
     restore(run)
     return run
 
 
+def log_of(directory: RunDirectory, segment: int, clock: Clock, rank: int) -> StepLog:
+    """One rank writes the rows of all."""
+    return Unwritten(directory, segment, rank, clock) if rank else StepLog(directory, segment, clock)
+
+
+def axes_at(step: int, schedule: Schedule, deployment: dict[str, Any]) -> Axes:
+    """The layout of the stage that trains after ``step``."""
+    return Axes.of(layout_of(deployment, schedule.spec.stages[schedule.place(step).stage].name))
+
+
+def end_of_layout(step: int, schedule: Schedule, deployment: dict[str, Any]) -> int:
+    """The first step after ``step`` that another layout trains; the last of all if there is none."""
+    stages, axes = range(schedule.place(step).stage + 1, len(schedule.spec.stages)), axes_at(step, schedule, deployment)
+    starts = (schedule.first_step(stage) for stage in stages)
+    return next((first for first in starts if axes_at(first, schedule, deployment) != axes), schedule.total_steps)
+
+
+class Phases:
+    """How long each part of a start took, in ns; the first is all that came before: the interpreter and its imports."""
+
+    def __init__(self, clock: Clock):
+        self._clock, self._at = clock, clock.stamp().boot_ns
+        began = start_ticks(os.getpid())
+        self.ns = {} if began is None else {"import": self._at - round(began * 1e9 / os.sysconf("SC_CLK_TCK"))}
+
+    def mark(self, name: str) -> None:
+        now = self._clock.stamp().boot_ns
+        self.ns[name], self._at = now - self._at, now
+
+
 def say_waiting(run: TrainRun) -> None:
     """A row while training waits for a writer: a long flush is no hang. When the run is to stop, the flush need not hold back."""
-    if run.stop:
+    if run.stop or run.stop.own:
         run.saver.hurry()
     run.log.write("waiting", step=run.step, reason="an earlier snapshot is being written")
 
@@ -248,8 +294,12 @@ def restore(run: TrainRun) -> None:
     images = run.saver.images(name)
     if not images:
         run.saver.attach(run.trainee.state())  # memory is filled while this one reads
+    began_ns = run.clock.stamp().boot_ns
     if name is not None:
-        loaded = load_state(run.directory.checkpoints / name, run.trainee.state(), Sources(images=images))
+        sources = Sources(
+            images=images, together=run.crew.together, appears_seconds=APPEARS_SECONDS if run.crew.together else 0.0
+        )
+        loaded = load_state(run.directory.checkpoints / name, run.trainee.state(), sources)
         manifest, from_memory = loaded.manifest, bool(loaded.from_memory)
         check_cursor(run, manifest)
         run.step, run.trainee.updates = manifest.step, manifest.state["updates"]
@@ -260,6 +310,7 @@ def restore(run: TrainRun) -> None:
     if images:
         run.saver.attach(run.trainee.state())  # the memory just read is the one that the next snapshot goes into
     run.saver.prepare()
+    run.phases_ns["restore"] = run.clock.stamp().boot_ns - began_ns
     run.log.mark("restore")
     run.log.write(
         "restored",
@@ -268,6 +319,7 @@ def restore(run: TrainRun) -> None:
         determinism="within tolerance" if changed else "bitwise",
         differences=changed,
         from_memory=from_memory,
+        phases_ns=run.phases_ns,
     )
     run.cadence.begin(run.step)
 

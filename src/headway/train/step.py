@@ -6,10 +6,12 @@ seen in the result beyond the order of additions. Nothing waits for the device b
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from headway.base import failpoints
 from headway.data.reader import WindowBatch
@@ -36,6 +38,7 @@ class StepResult:
     clipped: bool
     applied: bool  # False: the gradient was bad, weights and moments were left alone
     extra: dict[str, Any] = field(default_factory=dict)  # of heads for further tokens and of routers, for the record
+    wish: bool = False  # of any rank: to stop after this step
 
 
 class Sums:
@@ -59,11 +62,18 @@ class Sums:
         if mesh is not None:
             self.loads.sum_over(lambda counts: over_routed(counts, mesh))
 
-    def read(self, mesh: Mesh | None) -> list[float]:
-        """The losses over the whole batch of the step, and routing: each rank routes tokens of its own, tp ranks too."""
+    def read(self, mesh: Mesh | None, wish: bool) -> tuple[list[float], bool]:
+        """Losses over the whole batch of the step, then routing (each rank routes tokens of its own, tp ranks too); and whether
+        any rank has a ``wish``, which travels with them."""
         assert self.losses is not None, "a step has a micro-batch"
         routing = [0.0] if self.routing is None else over_routed(self.routing, mesh).tolist()
-        return [*over_tokens(self.losses, mesh).tolist(), *routing]
+        if mesh is None:
+            return [*self.losses.tolist(), *routing], wish
+        told = over_tokens(torch.cat([self.losses, self.losses.new_full((1,), float(wish))]), mesh)
+        if mesh.axes.world > mesh.batch_group.size():  # ranks that share tokens may have another
+            dist.all_reduce(told[-1:], dist.ReduceOp.MAX)
+        *losses, wishes = told.tolist()
+        return [*losses, *routing], wishes > 0
 
 
 def context_of(compute: Computes, batch: WindowBatch, rope: RopeSpec) -> Context:
@@ -72,13 +82,13 @@ def context_of(compute: Computes, batch: WindowBatch, rope: RopeSpec) -> Context
     return make_context(position_BT, document_BT, compute.spec, rope, compute.dtype, compute.ranks)
 
 
-def train_step(trainee: Trainee, batch: StepBatch, rate: float) -> StepResult:
-    """Run one update in place; ``rate`` is the learning rate of this step."""
+def train_step(trainee: Trainee, batch: StepBatch, rate: float, wish: Callable[[], bool] = lambda: False) -> StepResult:
+    """Run one update in place; ``rate`` is the learning rate of this step, ``wish`` is asked at its end."""
     failpoints.hit("step.begin", batch.place.step + 1)
-    return update(trainee, batch, accumulate(trainee, batch), rate)
+    return update(trainee, batch, accumulate(trainee, batch), rate, wish)
 
 
-def update(trainee: Trainee, batch: StepBatch, sums: Sums, rate: float) -> StepResult:
+def update(trainee: Trainee, batch: StepBatch, sums: Sums, rate: float, wish: Callable[[], bool] = lambda: False) -> StepResult:
     """Clip, judge and apply the gradients that ``accumulate`` has left, balance the routers."""
     spec, step = trainee.spec, batch.place.step + 1
     failpoints.hit("step.gradients", step)
@@ -96,10 +106,11 @@ def update(trainee: Trainee, batch: StepBatch, sums: Sums, rate: float) -> StepR
         trainee.compute.refresh()
     trainee.optimizer.zero_grad()
     failpoints.hit("step.updated", step)
-    nll, z, further, routing = (loss / batch.targets for loss in sums.read(trainee.mesh))
+    losses, wished = sums.read(trainee.mesh, wish())
+    nll, z, further, routing = (loss / batch.targets for loss in losses)
     extra = {"further_loss": further} if spec.model.mtp_layers else {}
     extra |= {"routing_loss": routing, **_loads(loads)} if loads else {}
-    return StepResult(nll, z, reading.norm, reading.clipped and reading.applied, reading.applied, extra)
+    return StepResult(nll, z, reading.norm, reading.clipped and reading.applied, reading.applied, extra, wished)
 
 
 def must_stop(stability: StabilitySpec, skipped: int) -> bool:

@@ -1,4 +1,7 @@
-"""Who may end a run early: a termination signal, or the loss of the supervisor (end of file on stdin)."""
+"""Who may end a run early: a termination signal, or the loss of the supervisor (end of file on stdin).
+
+With several ranks a signal reaches each at another moment. What one of them wishes becomes a stop for all when they agree.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ import threading
 import time
 
 from headway.base.errors import EXIT_RUN
+from headway.train.crew import Crew
 
 LOOK_SECONDS = 0.5
 
@@ -53,3 +57,27 @@ class StopRequest:
 
         threading.Thread(target=watch, args=(sys.stdin.fileno(),), daemon=True, name="owner-watch").start()
         return self
+
+
+class Stop:
+    """What the loop obeys: the process's own wish when alone, else what was agreed last, the same on all ranks."""
+
+    def __init__(self, own: StopRequest, crew: Crew):
+        self.own, self._crew, self._agreed = own, crew, False
+
+    def __bool__(self) -> bool:
+        return self._agreed if self._crew.together else bool(self.own)
+
+    @property
+    def reason(self) -> str | None:
+        """None: nobody asked."""
+        return self.own.reason or ("another rank was asked to stop" if self._agreed else None)
+
+    def agreed(self, wish: bool) -> bool:
+        """Take up what was agreed elsewhere; there is no way back."""
+        self._agreed = self._agreed or wish
+        return bool(self)
+
+    def agree(self) -> bool:
+        """All ranks at once."""
+        return self.agreed(self._crew.anybody(bool(self.own)))

@@ -158,7 +158,10 @@ def _utilisation(material: Material) -> list[Block]:
         ]
     if facts.spec is None or rate is None:
         return []
-    devices = int(deployment.get("nodes") or 1) * int(deployment.get("processes_per_node") or 1)
+    worlds = sorted({int(attempt.segment.layout.get("world", 1)) for attempt in facts.chain})
+    if len(worlds) != 1:
+        return [Prose(f"MFU is not shown: the run trained on {' and on '.join(map(str, worlds))} devices.")]
+    devices = worlds[0]
     stage = max(facts.spec.stages, key=lambda s: s.sequences * s.sequence_length)
     rows: list[tuple[Inline, ...]] = []
     highest = 0.0

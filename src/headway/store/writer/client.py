@@ -159,9 +159,12 @@ class WriterClient:
         raise EnvironmentFault("the checkpoint writer does not answer", "each rank has one that does", "see the trainer's log")
 
 
-def end_writers(run: RunDirectory, world: int) -> None:
-    """Tell those of this host that nobody will come back for their memory: they finish what is sealed, and end."""
-    for rank in range(world):
+def end_writers(run: RunDirectory, world: int, first: int = 0) -> None:
+    """Tell those of this host that nobody will come back for their memory: they finish what is sealed, and end.
+
+    Of the ranks ``first`` to ``world - 1``.
+    """
+    for rank in range(first, world):
         with contextlib.suppress(OSError, EnvironmentFault):
             channel = connect(_name(run, rank))
             if channel is not None:

@@ -24,7 +24,9 @@ from headway.base.clocks import Clock
 from headway.base.errors import HeadwayError, RunError, from_os_error
 from headway.base.plain import from_plain
 from headway.rundir.layout import RunDirectory
+from headway.store.names import MANIFEST, parse_name
 from headway.store.rectangle import file_header, in_file_order
+from headway.store.writer.coordinate import leave_failure
 from headway.store.writer.flush import Flusher, Job
 from headway.store.writer.memory import Memory
 from headway.store.writer.outcomes import COMMITTED, FAILED, SEALED, OutcomeLog
@@ -49,6 +51,7 @@ class Writer:
         self._attachment: Attachment | None = None
         self._waiting: tuple[Channel, Attachment] | None = None  # wants the memory that is still being written
         self._memory: Memory | None = None
+        self._sealed: set[str] = set()  # saves that this rank has handed over, or said that it will not
         self._held: str | None = None  # the checkpoint whose whole data file lies in memory
         self._in_use = 0  # sealed snapshots whose bytes are still needed
         self._last_freed: Job | None = None
@@ -68,6 +71,7 @@ class Writer:
                 elif ready in self._visitors:
                     self._hear(ready)
             self._pass_on()
+            self._say_what_will_not_come()
             self._attach_who_waits()
 
     def _is_over(self) -> bool:
@@ -127,6 +131,7 @@ class Writer:
             seal = from_plain(Seal, body, "seal")
             job = Job(attachment=self._attachment, seal=seal, began_ns=self._clock.stamp().boot_ns)
             self._held, self._in_use = str(job.name), self._in_use + 1
+            self._sealed.add(str(job.name))
             self._note(SEALED, job)
             self._flusher.put(job, self._memory)
         elif kind == "hurry":
@@ -213,6 +218,19 @@ class Writer:
                 self._note(FAILED if kind == "crashed" else kind, job, **fields)
             self._send_to_trainer(job, kind, fields)
             self._outbox.popleft()
+
+    def _say_what_will_not_come(self) -> None:
+        """Once the trainer is gone: another rank may have sealed a save that this one has not, and nobody else can tell."""
+        attachment = self._attachment
+        if self._trainer is not None or attachment is None or self._rank == 0:
+            return
+        with contextlib.suppress(OSError):
+            for entry in self._run.checkpoints.iterdir():
+                name = parse_name(entry.name)
+                if name is not None and name.segment == attachment.segment and entry.name not in self._sealed:
+                    self._sealed.add(entry.name)  # said once
+                    if not (entry / MANIFEST).exists():
+                        leave_failure(entry, self._rank, RunError("its trainer ended before it had handed over this save"))
 
     def _free(self, job: Job) -> None:
         """Once per job: a save that fails at the commit had its bytes written before."""

@@ -1,0 +1,83 @@
+"""The process group of a run: every rank of a segment meets the others through a file, and every wait has an end.
+
+    launcher --(rank, world, file in a private directory)--> rank: "here" in the file, waits for the others --> gloo or nccl
+
+A file, and not a port: only who may read the directory can join, no other program can take the port between its choice and its
+use, and the file system cleans up after everybody. Messages between the ranks of one machine go over the loopback interface.
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch.distributed as dist
+
+from headway.base.errors import EnvironmentFault
+
+MEETING_SECONDS = 300.0
+"""From the first rank that is there to the last: importing torch on a busy machine takes long."""
+COLLECTIVE_SECONDS = 1800.0
+"""Of a collective, in every group. Longer than the supervisor waits for progress: it judges first, and ends all ranks at once."""
+BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
+LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
+_POLL_SECONDS = 0.01
+
+
+@dataclass(frozen=True)
+class Member:
+    """One of ``world`` processes; ``meeting``: the file through which they find each other."""
+
+    rank: int
+    world: int
+    meeting: str
+
+
+def join(member: Member, device: str = "cpu", given_up: Callable[[], object] = lambda: False) -> None:
+    """Become a rank of the default group. EnvironmentFault names the ranks that did not come; ``given_up``: stop waiting."""
+    for name, value in LOOPBACK.items():
+        os.environ.setdefault(name, value)
+    store = dist.FileStore(member.meeting, member.world)
+    store.set_timeout(datetime.timedelta(seconds=MEETING_SECONDS))
+    store.set(_here(member.rank), "1")
+    _await_others(store, member.world, given_up)
+    dist.init_process_group(
+        BACKENDS[device],
+        store=store,
+        rank=member.rank,
+        world_size=member.world,
+        timeout=datetime.timedelta(seconds=COLLECTIVE_SECONDS),
+    )
+
+
+def limit_waits() -> None:
+    """Give every group there is the time-out of the default one: those of a mesh have torch's own, whatever was asked for."""
+    timeout = datetime.timedelta(seconds=COLLECTIVE_SECONDS)
+    for group in list(dist.distributed_c10d._world.pg_map):
+        dist.distributed_c10d._set_pg_timeout(timeout, group)
+
+
+def leave() -> None:
+    """Once all ranks are done: nobody takes its connections down while others still talk."""
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def _here(rank: int) -> str:
+    return f"here-{rank}"
+
+
+def _await_others(store: dist.Store, world: int, given_up: Callable[[], object]) -> None:
+    deadline = time.monotonic() + MEETING_SECONDS
+    while missing := [rank for rank in range(world) if not store.check([_here(rank)])]:
+        if given_up() or time.monotonic() > deadline:
+            why = "the wait was given up" if given_up() else f"after {MEETING_SECONDS:.0f} s"
+            raise EnvironmentFault(
+                f"rank {', '.join(map(str, missing))} of {world} has not come: {why}",
+                "all processes of a segment start together",
+                "see the logs of the ranks beside this segment's trainer.log",
+            )
+        time.sleep(_POLL_SECONDS)
