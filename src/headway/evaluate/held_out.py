@@ -52,12 +52,12 @@ class HeldOut:
 @torch.no_grad()
 def held_out_loss(model: Computes, batches: Iterable[TokenBatch], rope: RopeSpec) -> HeldOut:
     """Sum of the plain cross-entropy (no z-loss) over all targets of ``batches``, of any sizes."""
-    nll_sum, targets = 0.0, 0
+    nll_sum, targets = torch.zeros((), dtype=torch.float64), 0
     for batch in batches:
         position_BT, document_BT = torch.as_tensor(batch.position_BT), torch.as_tensor(batch.document_BT)
         context = replace(make_context(position_BT, document_BT, model.spec, rope, model.dtype), ranks=model.ranks)
         hidden_BTD = model.forward(torch.as_tensor(batch.tokens_BT).long(), context)
         targets_BT = torch.as_tensor(batch.targets_BT).long()
-        nll_sum += float(model.loss(hidden_BTD, targets_BT, None, 0.0).nll_sum)
+        nll_sum = nll_sum + model.loss(hidden_BTD, targets_BT, None, 0.0).nll_sum
         targets += targets_BT.numel()
-    return HeldOut(nll_sum=nll_sum, targets=targets)
+    return HeldOut(nll_sum=float(model.from_head(nll_sum)), targets=targets)

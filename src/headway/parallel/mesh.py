@@ -3,7 +3,8 @@
     world = pp x dp_replicate x dp_shard x cp x tp         outermost first: neighbours in tp are neighbours in rank
             `-'  `------ replicas -----'
                  `- (replicate) x shards -----'            states are sharded over dp_shard x cp, copied over dp_replicate
-                 `---------- batch ------'                 losses are summed over these: each has its own tokens
+                 `---------- batch ------'                 these have tokens of their own: loads are summed over them
+    `-------- losses ---------------'                      losses too, wherever in a pipeline they arise
 
 A replica (a place in dp_replicate x dp_shard) has sequences of its own; the ranks of a replica share them.
 """
@@ -63,7 +64,8 @@ class Mesh:
         self.tp = self.root["tp"]
         shards = self.root["dp_shard", "cp"]._flatten("shards")
         batch = self.root["dp_replicate", "dp_shard", "cp"]._flatten("batch")
-        self.batch_group = batch.get_group()
+        losses = self.root["pp", "dp_replicate", "dp_shard", "cp"]._flatten("losses") if axes.pp > 1 else batch
+        self.batch_group, self.losses_group = batch.get_group(), losses.get_group()
         self.states = DeviceMesh._concatenate([self.root["dp_replicate"], shards]) if axes.dp_replicate > 1 else shards
 
     @property

@@ -16,11 +16,11 @@ from headway.data.reader import WindowBatch
 from headway.model.context import Context, make_context
 from headway.model.dropout import DropoutKey
 from headway.model.experts import LayerLoad, Loads, update_bias
-from headway.model.objective import TrainingSums, training_sums
+from headway.model.objective import MicroBatch, MicroBatches, TrainingSums
 from headway.model.precision import Computes
 from headway.optim.clip import clip_by_norm
 from headway.parallel.mesh import Mesh
-from headway.parallel.sums import over_tokens
+from headway.parallel.sums import of_stages, over_batch
 from headway.recipe.spec import RopeSpec, StabilitySpec
 from headway.train.feed import StepBatch
 from headway.train.setup import Trainee
@@ -52,9 +52,12 @@ class Sums:
             self.loads.add(sums.tally)
 
     def read(self, mesh: Mesh | None) -> list[float]:
-        """Over the whole batch of the step."""
-        assert self.losses is not None, "a step has a micro-batch"
-        return over_tokens(self.losses, mesh).tolist()
+        """Over the whole batch of the step. A stage of a pipeline may have none of them."""
+        losses = self.losses
+        if losses is None:
+            assert mesh is not None and mesh.axes.pp > 1, "a step has a micro-batch"
+            losses = torch.zeros(4, dtype=torch.float64, device=mesh.device)
+        return over_batch(losses, mesh).tolist()
 
 
 def context_of(compute: Computes, batch: WindowBatch, rope: RopeSpec) -> Context:
@@ -79,7 +82,7 @@ def update(trainee: Trainee, batch: StepBatch, sums: Sums, rate: float) -> StepR
     trainee.optimizer.set_rate(rate)
     trainee.optimizer.step(bad)  # a bad gradient never reaches weights or moments (L9)
     reading = clip.read(bad)
-    loads = sums.loads.statistics()  # before they start again
+    loads = _loads(sums.loads.statistics(), trainee.mesh)  # before they start again
     if reading.applied:
         trainee.updates += 1
         if spec.model.experts is not None:
@@ -89,7 +92,7 @@ def update(trainee: Trainee, batch: StepBatch, sums: Sums, rate: float) -> StepR
     failpoints.hit("step.updated", step)
     nll, z, further, routing = (loss / batch.targets for loss in sums.read(trainee.mesh))
     extra = {"further_loss": further} if spec.model.mtp_layers else {}
-    extra |= {"routing_loss": routing, **_loads(loads)} if loads else {}
+    extra |= {"routing_loss": routing, **loads} if loads else {}
     return StepResult(nll, z, reading.norm, reading.clipped and reading.applied, reading.applied, extra)
 
 
@@ -100,19 +103,25 @@ def must_stop(stability: StabilitySpec, skipped: int) -> bool:
 
 def accumulate(trainee: Trainee, batch: StepBatch) -> Sums:
     """Forward and backward passes of all micro-batches: gradients of the global mean in ``.grad`` of the parameters."""
-    rope, z_weight = trainee.spec.stages[batch.place.stage].rope, trainee.spec.stability.z_loss
+    takes = trainee.passes.takes(len(batch.rows))
+    batch = batch if takes is None else batch.evened(takes)
     total = Sums()
-    for place, (micro, rows) in enumerate(zip(batch.micro_batches, batch.rows, strict=True), start=1):
-        trainee.compute.begin_micro_batch(is_last=place == len(batch.rows))
-        scored_BT = batch.scored(place - 1)
-        context = context_of(trainee.compute, micro, rope)
-        context = replace(context, dropout=dropout_of(trainee, batch, rows), scored_BT=scored_BT)
-        tokens_BT, targets_BT = torch.from_numpy(micro.tokens_BT), torch.from_numpy(micro.targets_BT)
-        sums = training_sums(trainee.compute, tokens_BT, targets_BT, context, z_weight)
-        (sums.objective_sum / batch.targets).backward()
-        total.add(sums)
+    work = MicroBatches(
+        count=len(batch.rows),
+        make=lambda place: _micro_batch(trainee, batch, place),
+        z_weight=trainee.spec.stability.z_loss,
+        targets=batch.targets,
+    )
+    trainee.passes.run(work, total.add)
     trainee.compute.take_gradients()
     return total
+
+
+def _micro_batch(trainee: Trainee, batch: StepBatch, place: int) -> MicroBatch:
+    micro, rope = batch.micro_batches[place], trainee.spec.stages[batch.place.stage].rope
+    context = context_of(trainee.compute, micro, rope)
+    context = replace(context, dropout=dropout_of(trainee, batch, batch.rows[place]), scored_BT=batch.scored(place))
+    return MicroBatch(torch.from_numpy(micro.tokens_BT), torch.from_numpy(micro.targets_BT), context)
 
 
 def dropout_of(trainee: Trainee, batch: StepBatch, rows: tuple[int, ...]) -> DropoutKey | None:
@@ -121,8 +130,12 @@ def dropout_of(trainee: Trainee, batch: StepBatch, rows: tuple[int, ...]) -> Dro
     return DropoutKey(trainee.spec.seed, batch.place.step, rows, share) if share else None
 
 
-def _loads(loads: dict[str, LayerLoad]) -> dict[str, float]:
-    """Of the least balanced layer."""
-    worst = max(loads.values(), key=lambda load: load.largest)
-    idle = max(load.idle for load in loads.values())
-    return {"largest_load": worst.largest, "idle_experts": idle, "dropped_at_1_25": worst.dropped_at_1_25}
+def _loads(loads: dict[str, LayerLoad], mesh: Mesh | None) -> dict[str, float]:
+    """Of the least balanced layer, of all pipeline stages."""
+    worst = max(loads.values(), key=lambda load: load.largest, default=LayerLoad(-1.0, 0.0, 0.0, 0.0))
+    idle = max((load.idle for load in loads.values()), default=0.0)
+    found = of_stages([worst.largest, idle, worst.dropped_at_1_25], mesh)
+    largest, _, dropped = max(found)
+    return (
+        {} if largest < 0 else {"largest_load": largest, "idle_experts": max(row[1] for row in found), "dropped_at_1_25": dropped}
+    )

@@ -17,7 +17,8 @@ from fractions import Fraction
 
 from headway.base.errors import ConfigError, Problem
 from headway.formulas.quantity import Quantity
-from headway.plan.step.shares import blocks, busiest_blocks, model_parts, most_chunks
+from headway.formulas.stages import blocks, most_chunks
+from headway.plan.step.shares import busiest_blocks, model_parts
 from headway.plan.work import SIZES as MESH_SIZES
 from headway.plan.work import Cluster, Layout, Pipeline, Work
 from headway.recipe.deployment import AXES

@@ -12,9 +12,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from headway.base.errors import ConfigError
+from headway.formulas.stages import most_chunks
 from headway.plan.layout.feasible import SIZES, divisors, few_sequences
 from headway.plan.layout.sieve import Fit, Shape, Sieve
-from headway.plan.step.shares import most_chunks
 from headway.plan.work import Cluster, Layout, Pipeline, Recompute, Work
 
 LONG_PART_TOKENS = 4096
