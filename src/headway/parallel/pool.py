@@ -1,7 +1,8 @@
 """Several processes of this machine as the ranks of small process groups, one after the other: for proofs, not for training.
 
-Processes are started once (importing torch takes seconds) and form a new group for each task, so that a task of two ranks can
-follow one of eight, and nothing of one is left in the next. A rank that fails ends the task: its error is the task's.
+Processes are started when a task first needs them, from one that has imported torch already (which takes seconds), and form a
+new group for each task, so that a task of two ranks can follow one of eight, and nothing of one is left in the next. A rank that
+fails ends the task: its error is the task's.
 
 Tasks and answers go through pipes between a process and its own children; nobody else can write there.
 """
@@ -28,22 +29,22 @@ TIMEOUT_SECONDS = 120.0
 
 
 class Pool:
-    """``size`` processes; use it as a context."""
+    """At most ``size`` processes; use it as a context."""
 
     def __init__(self, size: int, threads: int = 1):
         self.size = size
         self._threads = threads
         self._directory = tempfile.TemporaryDirectory(prefix="headway-pool-")
         self._tasks = 0
-        self._start()
-
-    def _start(self) -> None:
-        context = multiprocessing.get_context("spawn")
         self._pipes: list[Connection] = []
-        self._processes = []
-        for _ in range(self.size):
-            ours, theirs = context.Pipe()
-            process = context.Process(target=_serve, args=(theirs, self._threads), daemon=True)
+        self._processes: list[Any] = []
+        self._context = multiprocessing.get_context("forkserver")
+        self._context.set_forkserver_preload(["headway.parallel.pool", "headway.parallel.model"])
+
+    def _start(self, size: int) -> None:
+        while len(self._processes) < size:
+            ours, theirs = self._context.Pipe()
+            process = self._context.Process(target=_serve, args=(theirs, self._threads), daemon=True)
             process.start()
             theirs.close()
             self._pipes.append(ours)
@@ -52,6 +53,7 @@ class Pool:
     def run(self, task: Callable[..., Any], world: int, *arguments: Any) -> list[Any]:
         """``task(*arguments)`` on ``world`` ranks -> their answers, by rank. RunError with the words of the rank that failed."""
         assert 1 <= world <= self.size, (world, self.size)
+        self._start(world)
         self._tasks += 1
         store = os.path.join(self._directory.name, f"store-{self._tasks}")
         for rank in range(world):
@@ -63,7 +65,7 @@ class Pool:
                 rank = waiting[pipe]  # type: ignore[index]
                 answers[rank] = self._answer(rank)
                 if isinstance(answers[rank], _Failed):
-                    self._restart()
+                    self._end()  # the others may wait for this rank, in a collective that cannot be left
                     raise RunError(f"rank {rank} of {world}: {answers[rank].words}", "", answers[rank].trace)
         return [answers[rank] for rank in range(world)]
 
@@ -74,17 +76,13 @@ class Pool:
             self._processes[rank].join(5)
             return _Failed(f"the process ended with exit code {self._processes[rank].exitcode}", "")
 
-    def _restart(self) -> None:
-        """The others may wait for the rank that failed, in a collective that cannot be left."""
-        self._end()
-        self._start()
-
     def _end(self) -> None:
         for pipe in self._pipes:
             pipe.close()
         for process in self._processes:
             process.kill()
             process.join()
+        self._pipes, self._processes = [], []
 
     def close(self) -> None:
         self._end()
