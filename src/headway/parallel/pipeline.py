@@ -168,6 +168,7 @@ class Pipeline:
 
     def from_head(self, x: Tensor) -> Tensor:
         """What the last rank has, on all."""
+        self._let_go()
         x = x.detach().contiguous()
         dist.broadcast(x, group=self.group, group_src=self.mesh.axes.pp - 1)
         return x
@@ -232,7 +233,7 @@ def _output(output: Tensor, _: Tensor) -> Tensor:
 
 
 class _Stage(PipelineStage):
-    """One chunk. ``submod`` is its decoder, so that torch gathers weights and sums gradients when the schedule says so."""
+    """One chunk. Its module is the decoder itself, so that torch gathers weights and sums gradients when the schedule says so."""
 
     def __init__(self, schedule: _Schedule, pipeline: Pipeline, at: int, like_BtD: Tensor):
         axes, self.chunk, self.schedule = pipeline.mesh.axes, pipeline.chunks[at], schedule
