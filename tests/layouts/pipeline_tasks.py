@@ -7,6 +7,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 from unittest import mock
 
+import torch
+import torch.distributed as dist
 from torch.distributed.pipelining import Schedule1F1B
 
 import headway.parallel.model as sharded
@@ -30,6 +32,26 @@ def held_out(work: Work, axes: Axes | None) -> tuple[float, list[int], list[floa
     tokens = greedy(trainee.compute, [[1, 2, 3]], 4, rope)[0] if axes is None or axes.tp == 1 else []
     losses.append(train_step(trainee, feed.fetch(1), feed.schedule.rate(1)).loss)
     return held.loss, tokens, losses
+
+
+def recorded(work: Work, axes: Axes | None) -> tuple[float, float, dict]:
+    """What each rank writes down of the first step."""
+    trainee = build_trainee(work.spec, None if axes is None else Mesh(axes))
+    feed = RandomFeed(work.spec, work.micro_sequences)
+    result = train_step(trainee, feed.fetch(0), feed.schedule.rate(0))
+    return result.loss, result.z_loss, result.extra
+
+
+def left_alone(work: Work, axes: Axes) -> bool:
+    """Whether a gradient that is not finite on the last stage changes nothing on any."""
+    trainee = build_trainee(work.spec, Mesh(axes))
+    feed, (last, *_) = RandomFeed(work.spec, work.micro_sequences), reversed(trainee.parameters)
+    if axes.pp == dist.get_rank() + 1:
+        last.detach().fill_(torch.inf)
+    trainee.compute.refresh()
+    before = [parameter.detach().clone() for parameter in trainee.parameters]
+    applied = train_step(trainee, feed.fetch(0), feed.schedule.rate(0)).applied
+    return not applied and all(map(torch.equal, before, trainee.parameters))
 
 
 def measure_broken(broken: str, work: Work, axes: Axes) -> Measured | None:
