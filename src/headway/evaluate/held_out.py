@@ -22,7 +22,6 @@ from torch import Tensor
 from headway.base.errors import RunError
 from headway.model.context import make_context
 from headway.model.precision import Computes
-from headway.model.ranks import Ranks
 from headway.recipe.spec import RopeSpec
 
 
@@ -74,7 +73,7 @@ def held_out_loss(model: Computes, batches: Iterable[TokenBatch], rope: RopeSpec
 
     Without a ``share`` all ranks score the same batches, and have the same answer.
     """
-    share, rounds = share or Share(total=partial(_over_chunks, model.ranks)), iter(batches)
+    share, rounds = share or Share(total=partial(_over_ranks, model)), iter(batches)
     nll_sum, targets = 0.0, 0
     while taken := list(islice(rounds, share.count)):
         if not share.goes_on():
@@ -84,8 +83,8 @@ def held_out_loss(model: Computes, batches: Iterable[TokenBatch], rope: RopeSpec
     return HeldOut(nll_sum=share.total(nll_sum), targets=targets)
 
 
-def _over_chunks(ranks: Ranks, nll_sum: float) -> float:
-    return float(ranks.chunks.sum(torch.tensor(nll_sum, dtype=torch.float64)))
+def _over_ranks(model: Computes, nll_sum: float) -> float:
+    return float(model.ranks.chunks.sum(model.from_head(torch.tensor(nll_sum, dtype=torch.float64))))
 
 
 def _scored(model: Computes, taken: list[TokenBatch], rope: RopeSpec, index: int) -> float:

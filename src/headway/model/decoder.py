@@ -4,6 +4,10 @@
                                                   |
     heads for further tokens:   [norm hidden, norm embed(next token)] -> project -> block -> norm -> hidden -> ...
 
+A ``Piece`` of it runs alone in a pipeline: what goes in is the stream that the piece before gave.
+
+    embed, layers.0, layers.1  |  layers.2, layers.3  |  layers.4, norm, head, mtp (and embed, where these read it)
+
 Shapes: B batch, T time, D width, V vocabulary. Names of modules are the names of checkpoints, so they do not change.
 """
 
@@ -34,6 +38,23 @@ class Hidden:
     further_BTD: tuple[Tensor, ...] = ()
 
 
+@dataclass(frozen=True)
+class Piece:
+    """What of a decoder stands together: consecutive layers, and perhaps the way in (embedding) or out (norm, head, mtp)."""
+
+    layers: range
+    is_first: bool = True
+    is_last: bool = True
+
+    @staticmethod
+    def whole(spec: ModelSpec) -> Piece:
+        return Piece(range(spec.layers))
+
+    def embeds(self, spec: ModelSpec) -> bool:
+        """Whether it reads the embedding: to begin with, as the head, or in heads for further tokens."""
+        return self.is_first or (self.is_last and (spec.tied_embeddings or spec.mtp_layers > 0))
+
+
 class Further(Block):
     """A head for one more token (DeepSeek-V3, arXiv 2412.19437, section 2.2). It shares embedding and output matrix."""
 
@@ -57,31 +78,40 @@ class Decoder(nn.Module):
     that (``precision.ComputeModel``): its gradient is a sum over every occurrence of a token and stays in its own dtype.
     """
 
-    def __init__(self, spec: ModelSpec):
+    def __init__(self, spec: ModelSpec, piece: Piece | None = None):
         super().__init__()
-        self.spec = spec
+        self.spec, self.piece = spec, piece or Piece.whole(spec)
+        is_first, is_last = self.piece.is_first, self.piece.is_last
         self.stream_dtype: torch.dtype | None = None  # None: that of the embedding
-        self.embed = Weight(spec.vocabulary, spec.width)
-        self.positions = Weight(spec.positions, spec.width) if spec.position == "learned" else None
-        self.embed_norm = Norm(spec, spec.width) if spec.embedding_norm else None
-        self.layers = nn.ModuleList(Block(spec, layer, f"layers.{layer}") for layer in range(spec.layers))
-        self.norm = Norm(spec, spec.width)
-        self.head = None if spec.tied_embeddings else Weight(spec.vocabulary, spec.width)
-        self.mtp = nn.ModuleList(Further(spec, depth) for depth in range(spec.mtp_layers))
+        self.embed = Weight(spec.vocabulary, spec.width) if self.piece.embeds(spec) else None
+        self.positions = Weight(spec.positions, spec.width) if is_first and spec.position == "learned" else None
+        self.embed_norm = Norm(spec, spec.width) if is_first and spec.embedding_norm else None
+        self.layers = nn.ModuleList()
+        for layer in self.piece.layers:  # by their numbers in the whole
+            self.layers.add_module(str(layer), Block(spec, layer, f"layers.{layer}"))
+        self.norm = Norm(spec, spec.width) if is_last else None
+        self.head = Weight(spec.vocabulary, spec.width) if is_last and not spec.tied_embeddings else None
+        self.mtp = nn.ModuleList(Further(spec, depth) for depth in range(spec.mtp_layers if is_last else 0))
 
     @property
     def head_weight(self) -> Tensor:
-        """V D: the rows that score each token of the vocabulary (this rank's)."""
-        return (self.embed if self.head is None else self.head).matrix()
+        """V D: the rows that score each token of the vocabulary (this rank's). Of the last piece."""
+        rows = self.embed if self.head is None else self.head
+        assert rows is not None
+        return rows.matrix()
 
-    def forward(self, tokens_BT: Tensor, context: Context) -> Tensor:
-        """Hidden states of this rank's tokens after the final norm, B t D; ``logits`` makes logits of them."""
-        return self.norm(self._stream(tokens_BT, context))
+    def forward(self, tokens_BT: Tensor, context: Context, stream_BTD: Tensor | None = None) -> Tensor:
+        """Hidden states of this rank's tokens after the final norm, B t D; ``logits`` makes logits of them. Of a piece
+        that is not the last: the stream after its last block. ``stream_BTD``: of the piece before; None: of the embedding."""
+        x_BTD = self._enter(tokens_BT, context) if stream_BTD is None else stream_BTD
+        for block in self.layers:
+            x_BTD = block(x_BTD, context)
+        return x_BTD if self.norm is None else self.norm(x_BTD)
 
-    def hidden(self, tokens_BT: Tensor, context: Context) -> Hidden:
+    def hidden(self, tokens_BT: Tensor, context: Context, stream_BTD: Tensor | None = None) -> Hidden:
         """What training needs: also the hidden states of the heads for further tokens. The last tokens of a row have no
         token to go on from; what stands there is to be masked (``objective``)."""
-        hidden = [self(tokens_BT, context)]
+        hidden = [self(tokens_BT, context, stream_BTD)]
         for depth, head in enumerate(cast("Iterable[Further]", self.mtp), start=1):
             context = replace(context, scored_BT=context.scored_further(depth))
             hidden.append(head(hidden[-1], self._embed(tokens_BT.roll(-depth, 1), context.ranks), context))
@@ -93,21 +123,19 @@ class Decoder(nn.Module):
         product_NV = F.linear(hidden_ND.to(weight_VD.dtype), weight_VD)
         return OutputRule.of(self.spec).logits(product_NV.to(torch.promote_types(product_NV.dtype, torch.float32)))
 
-    def _stream(self, tokens_BT: Tensor, context: Context) -> Tensor:
-        """The residual stream after the last block."""
+    def _enter(self, tokens_BT: Tensor, context: Context) -> Tensor:
+        """The residual stream before the first block."""
         ranks = context.ranks
         x_BTD = self._embed(tokens_BT, ranks)
         if self.positions is not None:
             x_BTD = x_BTD + F.embedding(ranks.own(context.position_BT), self.positions.matrix()).to(x_BTD.dtype)
         if self.embed_norm is not None:
             x_BTD = self.embed_norm(x_BTD)
-        x_BTD = drop(x_BTD, context.dropout, "embed")
-        for block in self.layers:
-            x_BTD = block(x_BTD, context)
-        return x_BTD
+        return drop(x_BTD, context.dropout, "embed")
 
     def _embed(self, tokens_BT: Tensor, ranks: Ranks) -> Tensor:
         """Of whole rows of tokens -> B t D. A rank looks up what its rows of the vocabulary hold; the others' rows give zeros."""
+        assert self.embed is not None, "this piece does not embed"
         tokens_Bs = ranks.chunks.mine(tokens_BT)
         weight_VD = self.embed.matrix()
         dtype = self.stream_dtype or weight_VD.dtype

@@ -45,6 +45,7 @@ class Computes(Protocol):
     def begin_micro_batch(self, *, is_last: bool) -> None: ...
     def take_gradients(self) -> None: ...
     def refresh(self) -> None: ...
+    def from_head(self, x: Tensor) -> Tensor: ...
 
 
 COMPUTE_DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32, "float8": torch.bfloat16}
@@ -98,6 +99,10 @@ class ComputeModel:
     def take_gradients(self) -> None:
         """They are in ``.grad`` of the masters already."""
 
+    def from_head(self, x: Tensor) -> Tensor:
+        """What the rank with the head made of its losses, for all ranks of a pipeline: alone, it is here."""
+        return x
+
     @torch.no_grad()
     def refresh(self) -> None:
         """Copy the master weights into the compute copies. Call it after every change of the masters."""
@@ -109,16 +114,21 @@ class ComputeModel:
             model = Decoder(self.spec)
         if model.head is None:  # tied: the head has a compute copy of its own, the embedding stays the master
             model.head = Weight(1)
-            _place(model, "head.weight", self._in(self.dtypes["head.weight"], self.decoder.embed.weight))
+            _place(model, "head.weight", self._in(self.dtypes["head.weight"], self._embedding))
         for name, master in self.decoder.named_parameters():
             _place(model, name, self._in(self.dtypes[name], master))
         self._mark_float8(model)
         model.stream_dtype = self.dtype
         return model
 
+    @property
+    def _embedding(self) -> nn.Parameter:
+        assert self.decoder.embed is not None, "it is whole"
+        return self.decoder.embed.weight
+
     def _mark_float8(self, model: Decoder) -> None:
         if marked := [name for name, kind in self.precisions.items() if kind == "float8"]:
-            product = make_product(self.decoder.embed.weight.device)
+            product = make_product(self._embedding.device)
             for name in marked:
                 cast(Weight, model.get_submodule(name.removesuffix(".weight"))).float8 = product
 

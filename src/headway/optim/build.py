@@ -13,6 +13,7 @@ from headway.optim.fused_adamw import FusedAdamW
 from headway.optim.groups import Group, group_parameters
 from headway.optim.muon import Muon
 from headway.optim.parts import WHOLE, Parts
+from headway.recipe.roles import parameter_shapes
 from headway.recipe.spec import ModelSpec, OptimizerSpec
 
 
@@ -30,8 +31,11 @@ UPDATES: dict[str, type[Update]] = {"adamw": FusedAdamW, "muon": Muon}
 
 
 def build_optimizer(model: nn.Module, spec: OptimizerSpec) -> Optimizer:
-    """Of a decoder, at the peak rate (``set_rate`` before each step)."""
-    return optimizer_of(dict(model.named_parameters()), cast(ModelSpec, model.spec), spec)
+    """Of a whole decoder, at the peak rate (``set_rate`` before each step)."""
+    named, whole = dict(model.named_parameters()), cast(ModelSpec, model.spec)
+    missing = {shape.name for shape in parameter_shapes(whole)} - named.keys()
+    assert not missing, f"parameters are missing: {sorted(missing)}"
+    return optimizer_of(named, whole, spec)
 
 
 def optimizer_of(named: dict[str, nn.Parameter], model: ModelSpec, spec: OptimizerSpec, parts: Parts = WHOLE) -> Optimizer:

@@ -6,6 +6,7 @@
                  `---------- batch ------'                 losses are summed over these: each has its own tokens
                  `---------- tokens ---------'             loads of experts too: between layers tp ranks have their own tokens
                       `- shards -'  = expert shards x ep   a layer's experts lie over ep, each part sharded over the rest
+    `-------- losses ---------------'                      losses too, wherever in a pipeline they arise
 
 A replica (a place in dp_replicate x dp_shard) has sequences of its own; the ranks of a replica share them.
 """
@@ -65,7 +66,8 @@ class Mesh:
         self.tp = self.root["tp"]
         shards = self.root["dp_shard", "cp"]._flatten("shards")
         batch = self.root["dp_replicate", "dp_shard", "cp"]._flatten("batch")
-        self.batch_group = batch.get_group()
+        losses = self.root["pp", "dp_replicate", "dp_shard", "cp"]._flatten("losses") if axes.pp > 1 else batch
+        self.batch_group, self.losses_group = batch.get_group(), losses.get_group()
         self.token_group = self.root["dp_replicate", "dp_shard", "cp", "tp"]._flatten("tokens").get_group()
         self.states = self._copied(shards)
         if axes.ep > 1:

@@ -24,7 +24,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from headway.model.block import Block
 from headway.model.context import Context
-from headway.model.decoder import Decoder, Hidden
+from headway.model.decoder import Decoder, Hidden, Piece
 from headway.model.init import initialise_part
 from headway.model.loss import LossSums, OutputRule, Vocabulary, loss_sums
 from headway.model.precision import COMPUTE_DTYPES
@@ -45,14 +45,16 @@ from headway.recipe.trainable import parameter_precisions
 class ShardedModel:
     """What a step runs on a rank of ``mesh``; the same methods as ``precision.ComputeModel``."""
 
-    def __init__(self, spec: ModelSpec, precision: PrecisionSpec, seed: int, mesh: Mesh):
+    def __init__(self, spec: ModelSpec, precision: PrecisionSpec, seed: int, mesh: Mesh, piece: Piece | None = None):
+        """``piece``: of a pipeline, whose weights stay gathered through a step (``parallel/pipeline.py``)."""
         self.spec, self.mesh = spec, mesh
+        self.reshards = mesh.axes.zero == 3 and piece is None
         kinds = parameter_precisions(spec, precision)
         self.dtypes = {name: COMPUTE_DTYPES[kind] for name, kind in kinds.items()}
         self.dtype = COMPUTE_DTYPES[precision.compute]
         self.ranks = ranks_of(mesh)
         with torch.device("meta"):
-            self.decoder = Decoder(spec)
+            self.decoder = Decoder(spec, piece)
         self.decoder.stream_dtype = self.dtype
         for name, module in _parameter_modules(self.decoder):
             module.dtype = self.dtypes[f"{name}.weight"]
@@ -87,11 +89,11 @@ class ShardedModel:
         blocks = [*cast("Iterable[Block]", decoder.layers), *cast("Iterable[Block]", decoder.mtp)]
         for block in blocks:
             for router in (module for module in block.modules() if isinstance(module, Router)):
-                self._group(router, self.mesh.states, reshard=self.mesh.axes.zero == 3)
+                self._group(router, self.mesh.states, reshard=self.reshards)
             if self.mesh.axes.ep > 1 and block.experts is not None:
                 block.experts.exchange = ExpertExchange(self.mesh.ep.get_group())
-                self._group(block.experts, self.mesh.expert_states, reshard=self.mesh.axes.zero == 3)
-            self._group(block, self.mesh.states, reshard=self.mesh.axes.zero == 3)
+                self._group(block.experts, self.mesh.expert_states, reshard=self.reshards)
+            self._group(block, self.mesh.states, reshard=self.reshards)
         self._group(decoder, self.mesh.states, reshard=False)
         for module in self._groups():
             module.set_gradient_divide_factor(1.0)
@@ -127,6 +129,9 @@ class ShardedModel:
 
     def hidden(self, tokens_BT: Tensor, context: Context) -> Hidden:
         return self.decoder.hidden(tokens_BT, context)
+
+    def from_head(self, x: Tensor) -> Tensor:
+        return x
 
     def logits(self, hidden_ND: Tensor) -> Tensor:
         """N V, float32, of hidden states that every rank has."""

@@ -35,9 +35,12 @@ def rectangle_of(tensor: Tensor) -> Rectangle:
 class LocalParts(Parts):
     """Sharded parameters as plain ones, over the same memory (``local``): what clipping and updates work on."""
 
-    def __init__(self, model: nn.Module):
-        self.sharded = dict(model.named_parameters())
+    def __init__(self, *models: nn.Module, copies: frozenset[str] = frozenset()):
+        """``copies``: names that another stage of a pipeline holds as well, and counts and saves."""
+        self.copies = copies
+        self.sharded = {name: parameter for model in models for name, parameter in model.named_parameters()}
         self.local = {name: _local(parameter) for name, parameter in self.sharded.items()}
+        self._copied = {self.local[name] for name in copies}
         self._sharded_of = {self.local[name]: parameter for name, parameter in self.sharded.items()}
 
     def take_gradients(self) -> None:
@@ -67,7 +70,8 @@ class LocalParts(Parts):
         return whole
 
     def counted(self, parameters: Sequence[Tensor]) -> list[Tensor]:
-        return [parameter for parameter in parameters if holds_first_copy(self._sharded_of[parameter])]  # type: ignore[index]
+        own = [parameter for parameter in parameters if parameter not in self._copied]
+        return [parameter for parameter in own if holds_first_copy(self._sharded_of[parameter])]  # type: ignore[index]
 
     def norm(self, norm: Tensor) -> Tensor:
         squares = norm.double().square()

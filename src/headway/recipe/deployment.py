@@ -138,7 +138,7 @@ class Layout(Section):
     pipeline: Literal["gpipe", "1f1b", "interleaved", "zero-bubble"] = said("order of micro-batches through the stages", "1f1b")
     micro_batch: Whole = said("sequences of one forward pass of a replica, in plans", 1)
     zero: Annotated[int, Field(ge=0, le=3)] = said(
-        "shared over dp_shard: 1 moments, 2 gradients too, 3 weights too; 0: nothing", 3
+        "shared over dp_shard: 1 moments, 2 gradients too, 3 weights too (a pipeline keeps them whole); 0: nothing", 3
     )
     recompute: Literal["none", "selective", "light", "ops", "full"] = said(
         "what the backward pass computes again instead of keeping it", "none"

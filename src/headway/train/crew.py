@@ -24,7 +24,7 @@ from headway.checkpoint.saver import Place
 from headway.parallel import group
 from headway.parallel.group import Member
 from headway.parallel.mesh import Axes, Mesh
-from headway.parallel.sums import over_tokens
+from headway.parallel.sums import over_batch
 from headway.rundir.layout import RunDirectory
 from headway.rundir.metrics import StepLog
 from headway.train.feed import Replica
@@ -118,7 +118,7 @@ class Together(Crew):
         return [f"rank {rank}: {said}" for rank, said in enumerate(everybodys_words(words)) if said]
 
     def over_tokens(self, number: float) -> float:
-        return float(over_tokens(torch.tensor(number, dtype=torch.float64, device=self.mesh.device), self.mesh))
+        return float(over_batch(torch.tensor(number, dtype=torch.float64, device=self.mesh.device), self.mesh))
 
     def digest(self, state: dict[str, torch.Tensor], place: Place) -> str:
         return digest_of_all(place.parts(state))

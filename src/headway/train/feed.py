@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -30,6 +30,20 @@ class StepBatch:
         before, real = sum(len(rows) for rows in self.rows[:index]), sum(map(len, self.rows)) - self.padded
         counts_B = torch.arange(before, before + len(tokens_BT)) < real
         return counts_B[:, None].expand(tokens_BT.shape)
+
+    def evened(self, count: int) -> StepBatch:
+        """The same batch as ``count`` micro-batches (or the more that it has) of as many sequences as its first: what is
+        missing is filled with sequences of the first, which count for nothing."""
+        first, places = self.micro_batches[0], self.rows[0]
+        more = max(0, count - len(self.rows))
+        micro_batches, rows = [*self.micro_batches, *[_first_rows(first, 0)] * more], [*self.rows, *[()] * more]
+        missing = [len(places) - len(part) for part in rows]
+        return replace(
+            self,
+            micro_batches=tuple(_joined(part, _first_rows(first, n)) for part, n in zip(micro_batches, missing, strict=True)),
+            rows=tuple(part + places[:n] for part, n in zip(rows, missing, strict=True)),
+            padded=self.padded + sum(missing),
+        )
 
 
 @dataclass(frozen=True)
@@ -79,3 +93,17 @@ class Feed:
 def _cut(positions: Positions, start: int, stop: int) -> Positions:
     part = slice(start, stop)
     return Positions(np.asarray(positions.source)[part], np.asarray(positions.epoch)[part], np.asarray(positions.token)[part])
+
+
+def _parts(batch: WindowBatch) -> tuple[np.ndarray, ...]:
+    return batch.tokens_BT, batch.targets_BT, batch.document_BT, batch.position_BT, batch.source_B
+
+
+def _first_rows(batch: WindowBatch, count: int) -> WindowBatch:
+    return WindowBatch(*(part[:count] for part in _parts(batch)))
+
+
+def _joined(batch: WindowBatch, more: WindowBatch) -> WindowBatch:
+    if not len(more.tokens_BT):
+        return batch
+    return WindowBatch(*(np.concatenate(pair) for pair in zip(_parts(batch), _parts(more), strict=True)))

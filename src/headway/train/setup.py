@@ -7,6 +7,7 @@ error, a damaged checkpoint a run error. The Spec is only checked here, never ch
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from headway.data.stream import Skip, Stream, stream_digests
 from headway.data.tokenizer import Tokenizer
 from headway.model.decoder import Decoder
 from headway.model.init import initialise
+from headway.model.objective import OneByOne, Passes
 from headway.model.precision import ComputeModel, Computes
 from headway.model.tally import balance_biases
 from headway.optim.build import Optimizer, build_optimizer, optimizer_of
@@ -33,6 +35,8 @@ from headway.optim.parts import WHOLE, Parts
 from headway.parallel.group import Member
 from headway.parallel.mesh import Axes, Mesh
 from headway.parallel.model import ShardedModel
+from headway.parallel.pipeline import Pipeline
+from headway.parallel.state import LocalParts
 from headway.recipe.schedules import Schedule
 from headway.recipe.spec import Spec
 from headway.recipe.trainable import refuse_untrainable
@@ -58,6 +62,7 @@ class Trainee:
 
     spec: Spec
     compute: Computes
+    passes: Passes
     optimizer: Optimizer
     guard: Guard
     parameters: list[torch.nn.Parameter]  # this rank's parts
@@ -260,16 +265,26 @@ def build_trainee(spec: Spec, mesh: Mesh | None = None) -> Trainee:
 
 
 def _sharded(spec: Spec, mesh: Mesh) -> Trainee:
+    if mesh.axes.pp > 1:
+        pipeline = Pipeline(spec.model, spec.precision, spec.seed, mesh)
+        return _trainee(spec, mesh, pipeline, pipeline, pipeline.parts, pipeline.decoders)
     compute = ShardedModel(spec.model, spec.precision, spec.seed, mesh)
+    return _trainee(spec, mesh, compute, OneByOne(compute), compute.parts, [compute.decoder])
+
+
+def _trainee(
+    spec: Spec, mesh: Mesh, compute: Computes, passes: Passes, parts: LocalParts, decoders: Sequence[Decoder]
+) -> Trainee:
     return Trainee(
         spec=spec,
         compute=compute,
-        optimizer=optimizer_of(compute.parts.local, spec.model, spec.optimizer, compute.parts),
+        passes=passes,
+        optimizer=optimizer_of(parts.local, spec.model, spec.optimizer, parts),
         guard=Guard(spec.stability.skip_above),
-        parameters=list(compute.parts.local.values()),
-        balance_biases=balance_biases(compute.decoder),
+        parameters=list(parts.local.values()),
+        balance_biases={name: bias for decoder in decoders for name, bias in balance_biases(decoder).items()},
         mesh=mesh,
-        parts=compute.parts,
+        parts=parts,
     )
 
 
@@ -278,9 +293,11 @@ def _alone(spec: Spec) -> Trainee:
         decoder = Decoder(spec.model)
     decoder.to_empty(device="cpu")
     initialise(decoder, spec.model, spec.seed)
+    compute = ComputeModel(decoder, spec.precision)
     return Trainee(
         spec=spec,
-        compute=ComputeModel(decoder, spec.precision),
+        compute=compute,
+        passes=OneByOne(compute),
         optimizer=build_optimizer(decoder, spec.optimizer),
         guard=Guard(spec.stability.skip_above),
         parameters=list(decoder.parameters()),

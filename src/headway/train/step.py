@@ -17,12 +17,12 @@ from headway.base import failpoints
 from headway.data.reader import WindowBatch
 from headway.model.context import Context, make_context
 from headway.model.dropout import DropoutKey
-from headway.model.objective import TrainingSums, training_sums
+from headway.model.objective import MicroBatch, MicroBatches, TrainingSums
 from headway.model.precision import Computes
 from headway.model.tally import LayerLoad, Loads, update_bias
 from headway.optim.clip import clip_by_norm
 from headway.parallel.mesh import Mesh
-from headway.parallel.sums import over_routed, over_tokens
+from headway.parallel.sums import of_stages, over_batch, over_routed
 from headway.recipe.spec import RopeSpec, StabilitySpec
 from headway.train.feed import StepBatch
 from headway.train.setup import Trainee
@@ -63,17 +63,19 @@ class Sums:
             self.loads.sum_over(lambda counts: over_routed(counts, mesh))
 
     def read(self, mesh: Mesh | None, wish: bool) -> tuple[list[float], bool]:
-        """Losses over the whole batch of the step, then routing (each rank routes tokens of its own, tp ranks too); and whether
-        any rank has a ``wish``, which travels with them."""
-        assert self.losses is not None, "a step has a micro-batch"
-        routing = [0.0] if self.routing is None else over_routed(self.routing, mesh).tolist()
+        """Losses over the whole batch of the step (a stage of a pipeline may have none of them), then routing; and whether any
+        rank has a ``wish``, which travels with them."""
+        losses = torch.zeros(3, dtype=torch.float64) if self.losses is None else self.losses
+        routing = losses.new_zeros(1) if self.routing is None else self.routing
         if mesh is None:
-            return [*self.losses.tolist(), *routing], wish
-        told = over_tokens(torch.cat([self.losses, self.losses.new_full((1,), float(wish))]), mesh)
-        if mesh.axes.world > mesh.batch_group.size():  # ranks that share tokens may have another
+            return [*losses.tolist(), *routing.tolist()], wish
+        if mesh.axes.tp > 1:  # each of its ranks has the same losses, and routes tokens of its own
+            dist.all_reduce(routing, group=mesh.group("tp"))
+        told = over_batch(torch.cat([losses, routing, losses.new_full((1,), float(wish))]), mesh)
+        if mesh.axes.tp > 1:  # ranks that share tokens may have another
             dist.all_reduce(told[-1:], dist.ReduceOp.MAX)
-        *losses, wishes = told.tolist()
-        return [*losses, *routing], wishes > 0
+        *numbers, wishes = told.tolist()
+        return numbers, wishes > 0
 
 
 def context_of(compute: Computes, batch: WindowBatch, rope: RopeSpec) -> Context:
@@ -98,7 +100,7 @@ def update(trainee: Trainee, batch: StepBatch, sums: Sums, rate: float, wish: Ca
     trainee.optimizer.step(bad)  # a bad gradient never reaches weights or moments (L9)
     reading = clip.read(bad)
     sums.share_loads(trainee.mesh)
-    loads = sums.loads.statistics()  # before they start again
+    loads = _loads(sums.loads.statistics(), trainee.mesh)  # before they start again
     if reading.applied:
         trainee.updates += 1
         if spec.model.experts is not None:
@@ -109,7 +111,7 @@ def update(trainee: Trainee, batch: StepBatch, sums: Sums, rate: float, wish: Ca
     losses, wished = sums.read(trainee.mesh, wish())
     nll, z, further, routing = (loss / batch.targets for loss in losses)
     extra = {"further_loss": further} if spec.model.mtp_layers else {}
-    extra |= {"routing_loss": routing, **_loads(loads)} if loads else {}
+    extra |= {"routing_loss": routing, **loads} if loads else {}
     return StepResult(nll, z, reading.norm, reading.clipped and reading.applied, reading.applied, extra, wished)
 
 
@@ -120,19 +122,25 @@ def must_stop(stability: StabilitySpec, skipped: int) -> bool:
 
 def accumulate(trainee: Trainee, batch: StepBatch) -> Sums:
     """Forward and backward passes of all micro-batches: gradients of the global mean in ``.grad`` of the parameters."""
-    rope, z_weight = trainee.spec.stages[batch.place.stage].rope, trainee.spec.stability.z_loss
+    takes = trainee.passes.takes(len(batch.rows))
+    batch = batch if takes is None else batch.evened(takes)
     total = Sums()
-    for place, (micro, rows) in enumerate(zip(batch.micro_batches, batch.rows, strict=True), start=1):
-        trainee.compute.begin_micro_batch(is_last=place == len(batch.rows))
-        scored_BT = batch.scored(place - 1)
-        context = context_of(trainee.compute, micro, rope)
-        context = replace(context, dropout=dropout_of(trainee, batch, rows), scored_BT=scored_BT)
-        tokens_BT, targets_BT = torch.from_numpy(micro.tokens_BT), torch.from_numpy(micro.targets_BT)
-        sums = training_sums(trainee.compute, tokens_BT, targets_BT, context, z_weight)
-        (sums.objective_sum / batch.targets).backward()
-        total.add(sums)
+    work = MicroBatches(
+        count=len(batch.rows),
+        make=lambda place: _micro_batch(trainee, batch, place),
+        z_weight=trainee.spec.stability.z_loss,
+        targets=batch.targets,
+    )
+    trainee.passes.run(work, total.add)
     trainee.compute.take_gradients()
     return total
+
+
+def _micro_batch(trainee: Trainee, batch: StepBatch, place: int) -> MicroBatch:
+    micro, rope = batch.micro_batches[place], trainee.spec.stages[batch.place.stage].rope
+    context = context_of(trainee.compute, micro, rope)
+    context = replace(context, dropout=dropout_of(trainee, batch, batch.rows[place]), scored_BT=batch.scored(place))
+    return MicroBatch(torch.from_numpy(micro.tokens_BT), torch.from_numpy(micro.targets_BT), context)
 
 
 def dropout_of(trainee: Trainee, batch: StepBatch, rows: tuple[int, ...]) -> DropoutKey | None:
@@ -145,8 +153,12 @@ def dropout_of(trainee: Trainee, batch: StepBatch, rows: tuple[int, ...]) -> Dro
     return DropoutKey(trainee.spec.seed, batch.place.step, rows, share, columns)
 
 
-def _loads(loads: dict[str, LayerLoad]) -> dict[str, float]:
-    """Of the least balanced layer."""
-    worst = max(loads.values(), key=lambda load: load.largest)
-    idle = max(load.idle for load in loads.values())
-    return {"largest_load": worst.largest, "idle_experts": idle, "dropped_at_1_25": worst.dropped_at_1_25}
+def _loads(loads: dict[str, LayerLoad], mesh: Mesh | None) -> dict[str, float]:
+    """Of the least balanced layer, of all pipeline stages."""
+    worst = max(loads.values(), key=lambda load: load.largest, default=LayerLoad(-1.0, 0.0, 0.0, 0.0))
+    idle = max((load.idle for load in loads.values()), default=0.0)
+    found = of_stages([worst.largest, idle, worst.dropped_at_1_25], mesh)
+    largest, _, dropped = max(found)
+    return (
+        {} if largest < 0 else {"largest_load": largest, "idle_experts": max(row[1] for row in found), "dropped_at_1_25": dropped}
+    )

@@ -8,11 +8,11 @@ The first chunk has the embedding, the last the head (a tied head is a copy of t
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
 from functools import lru_cache
 
-from headway.plan.step.shares import model_parts, stage_blocks
+from headway.formulas.stages import chunk_blocks
+from headway.plan.step.shares import model_parts
 from headway.plan.work import Layout, Pipeline
 from headway.recipe.spec import ModelSpec
 
@@ -59,7 +59,7 @@ def chunks_alive(layout: Layout, stage: int, micro_batches: int) -> int:
 
 def _kinds(model: ModelSpec, layout: Layout) -> list[tuple[int, int]]:
     """Blocks without and with experts of every stage."""
-    chunks = stage_blocks(model, dataclasses.replace(layout, pp=layout.pp * layout.virtual, virtual=1))
+    chunks = chunk_blocks(model, layout.pp * layout.virtual)
     routed = [model.has_experts(min(at, model.layers - 1)) for at in range(sum(chunks))]
     found, first = [(0, 0)] * layout.pp, 0
     for chunk, size in enumerate(chunks):

@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 
+from headway.formulas.stages import chunk_blocks
 from headway.plan.work import Layout
 from headway.recipe.layout_rules import blocks
 from headway.recipe.roles import ParameterShape, Role, parameter_shapes
@@ -79,21 +80,9 @@ def model_parts(model: ModelSpec) -> ModelParts:
 
 
 def stage_blocks(model: ModelSpec, layout: Layout) -> tuple[int, ...]:
-    """Blocks of each pipeline rank. What does not divide is taken from the end stages first: they have embedding and head.
-
-    With ``virtual`` chunks a rank, chunks and not stages are filled evenly.
-    """
-    return _spread(blocks(model), layout.pp, layout.virtual)
-
-
-@lru_cache(maxsize=4096)
-def _spread(have: int, pp: int, virtual: int) -> tuple[int, ...]:
-    chunks = pp * virtual
-    full = -(-have // chunks)
-    sizes = [full] * chunks
-    for at in _ends_first(chunks)[: chunks * full - have]:
-        sizes[at] -= 1
-    return tuple(sum(sizes[rank::pp]) for rank in range(pp))
+    """Blocks of each pipeline rank. With ``virtual`` chunks a rank, chunks and not ranks are filled evenly."""
+    sizes = chunk_blocks(model, layout.pp * layout.virtual)
+    return sizes if layout.virtual == 1 else tuple(sum(sizes[rank :: layout.pp]) for rank in range(layout.pp))
 
 
 def busiest_blocks(model: ModelSpec, layout: Layout) -> int:
@@ -116,11 +105,6 @@ def rank_parameters(model: ModelSpec, layout: Layout) -> tuple[float, float]:
     if layout.pp == 1:
         dense += (parts.embedding + parts.head) / layout.tp + parts.ends
     return dense, routed * parts.routed.routed(layout)
-
-
-def _ends_first(count: int) -> list[int]:
-    """0, last, 1, last but one, ..."""
-    return sorted(range(count), key=lambda at: (min(at, count - 1 - at), at))
 
 
 def _total(shapes: Iterable[ParameterShape], prefix: str) -> int:

@@ -9,8 +9,10 @@ Raw gradients are what convinces: AdamW divides by them, so a curve hides a fact
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
@@ -59,14 +61,14 @@ def measure_rank(work: Work, axes: Axes) -> Measured | None:
 
 def _measure(work: Work, trainee: Trainee, feed: RandomFeed) -> Measured:
     measured, schedule = Measured(), feed.schedule
-    measured.initial = _whole(_parameters(trainee))
+    measured.initial = _whole(_parameters(trainee), trainee.mesh)
     batch = feed.fetch(0)
     sums = accumulate(trainee, batch)
-    measured.gradients = _whole(_gradients(trainee))
+    measured.gradients = _whole(_gradients(trainee), trainee.mesh)
     result = update(trainee, batch, sums, schedule.rate(0))
     measured.losses.append(result.loss)
     measured.norm = result.grad_norm
-    measured.updated = _whole(trainee.state())
+    measured.updated = _whole(trainee.state(), trainee.mesh)
     for step in range(1, work.steps):
         measured.losses.append(train_step(trainee, feed.fetch(step), schedule.rate(step)).loss)
     return measured
@@ -82,6 +84,14 @@ def _gradients(trainee: Trainee) -> dict[str, Tensor]:
     return {name: trainee.parts.logical(name, p.grad) for name, p in found if p.grad is not None}
 
 
-def _whole(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Every rank takes part; nothing of the state is shared with what is returned."""
-    return {name: (t.full_tensor() if isinstance(t, DTensor) else t).detach().clone() for name, t in tensors.items()}
+def _whole(tensors: dict[str, Tensor], mesh: Mesh | None) -> dict[str, Tensor]:
+    """Every rank takes part; nothing of the state is shared with what is returned. Of a pipeline, its first rank has all."""
+    whole = {name: (t.full_tensor() if isinstance(t, DTensor) else t).detach().clone() for name, t in tensors.items()}
+    if mesh is None or mesh.axes.pp == 1:
+        return whole
+    found: list[Any] | None = [None] * mesh.axes.pp if mesh.root.get_local_rank("pp") == 0 else None
+    dist.gather_object(whole, found, group=mesh.group("pp"), group_dst=0)
+    for stage, more in enumerate(found or ()):
+        for name, tensor in more.items():
+            assert torch.equal(whole.setdefault(name, tensor), tensor), f"{name} on stage {stage} is another than before it"
+    return whole
