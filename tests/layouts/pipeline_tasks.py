@@ -63,8 +63,8 @@ def measure_broken(broken: str, work: Work, axes: Axes) -> Measured | None:
 def _resharding() -> Iterator[None]:
     group = sharded.ShardedModel._group
 
-    def reshards(self, module, *, reshard):
-        group(self, module, reshard=module is not self.decoder)
+    def reshards(self, module, mesh, *, reshard):
+        group(self, module, mesh, reshard=module is not self.decoder)
 
     with mock.patch.object(sharded.ShardedModel, "_group", reshards):
         yield

@@ -102,7 +102,7 @@ class _Failed:
 
 def _serve(pipe: Connection, threads: int) -> None:
     torch.set_num_threads(threads)
-    with contextlib.suppress(EOFError, KeyboardInterrupt):
+    with contextlib.suppress(EOFError, ConnectionError, KeyboardInterrupt):
         while True:
             task, arguments, rank, world, store = pipe.recv()
             pipe.send(_answer(task, arguments, rank, world, store))
