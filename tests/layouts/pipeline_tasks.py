@@ -20,7 +20,7 @@ from headway.parallel.state import holds_first_copy
 from headway.train.prove.batches import RandomFeed
 from headway.train.prove.rank import Measured, Work, measure_rank
 from headway.train.setup import build_trainee
-from headway.train.step import train_step
+from headway.train.step import accumulate, train_step, update
 
 
 def held_out(work: Work, axes: Axes | None) -> tuple[float, list[int], list[float]]:
@@ -45,12 +45,14 @@ def recorded(work: Work, axes: Axes | None) -> tuple[float, float, dict]:
 def left_alone(work: Work, axes: Axes) -> bool:
     """Whether a gradient that is not finite on the last stage changes nothing on any."""
     trainee = build_trainee(work.spec, Mesh(axes))
-    feed, (last, *_) = RandomFeed(work.spec, work.micro_sequences), reversed(trainee.parameters)
-    if axes.pp == dist.get_rank() + 1:
-        last.detach().fill_(torch.inf)
-    trainee.compute.refresh()
+    feed = RandomFeed(work.spec, work.micro_sequences)
     before = [parameter.detach().clone() for parameter in trainee.parameters]
-    applied = train_step(trainee, feed.fetch(0), feed.schedule.rate(0)).applied
+    batch = feed.fetch(0)
+    sums = accumulate(trainee, batch)
+    if dist.get_rank() == axes.pp - 1:
+        assert trainee.parameters[-1].grad is not None
+        trainee.parameters[-1].grad.view(-1)[0] = torch.nan
+    applied = update(trainee, batch, sums, feed.schedule.rate(0)).applied
     return not applied and all(map(torch.equal, before, trainee.parameters))
 
 
