@@ -13,6 +13,7 @@ from torch.distributed.pipelining import Schedule1F1B
 
 import headway.parallel.model as sharded
 import headway.parallel.pipeline as pipeline
+import headway.parallel.schedule as schedule
 from headway.evaluate.held_out import held_out_loss
 from headway.evaluate.sample import greedy
 from headway.parallel.mesh import Axes, Mesh
@@ -104,9 +105,9 @@ BROKEN = {
     "weights are freed under a zero-bubble schedule": _resharding,
     "chunks are initialised alike": _alike,
     "losses of routers are lost before the last stage": lambda: mock.patch.object(
-        pipeline._Carried, "apply", lambda x_BtD, _: x_BtD
+        schedule.Carried, "apply", lambda x_BtD, _: x_BtD
     ),
-    "torch divides by the number of micro-batches": lambda: mock.patch.dict(pipeline.SINGLE, {"1f1b": _scaling}),
+    "torch divides by the number of micro-batches": lambda: mock.patch.dict(schedule.SINGLE, {"1f1b": _scaling}),
     "the embedding counts twice in the norm": lambda: mock.patch.object(pipeline.LocalParts, "counted", _counted),
     "each holder of the embedding has its own gradient": lambda: mock.patch.object(pipeline.Pipeline, "_share_embedding"),
 }
