@@ -18,7 +18,7 @@ from headway.train.prove.rank import Work, measure_rank
 
 STEPS = 4
 MUON = 16.0
-"""Whole matrices are made orthogonal in bfloat16, which grows differences in the last bit of a momentum: 9e-6 in two-way FSDP."""
+"""Matrices are made orthogonal in bfloat16, which grows differences in the last bit of a momentum: 9e-6 after two-way FSDP."""
 INTERLEAVED = {"pp": 2, "pipeline": "interleaved", "virtual": 2}
 ZERO_BUBBLE = {"pp": 2, "pipeline": "zero-bubble"}
 LAYOUTS = {

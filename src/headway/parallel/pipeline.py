@@ -9,7 +9,7 @@ one shape, so a smaller last one comes filled with sequences that count for noth
 What a loss is made of arises on several ranks, and is divided once, by the global count of targets:
 
     head's losses        on the last chunk, whose output is their sum
-    routers' losses      on the chunk of their layer: ``_Carried`` adds them to the backward pass of what it sends on
+    routers' losses      on the chunk of their layer: ``schedule.Carried`` adds them to the backward pass of what it sends on
     embedding            held by the first chunk, and by the last where head or further tokens read it too: the two gradients
                          are added, so that both make the same update; the first one's counts in norms and is saved
 
@@ -21,35 +21,24 @@ Shapes: B rows, T tokens of a row, t of them on this rank (of tensor parallelism
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.autograd import Function
-from torch.autograd.function import once_differentiable
-from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
-from torch.distributed.pipelining.schedules import ScheduleInterleaved1F1B, ScheduleInterleavedZeroBubble
 
 from headway.model.context import Context
 from headway.model.decoder import Decoder, Hidden
 from headway.model.loss import LossSums
-from headway.model.objective import MicroBatch, MicroBatches, TrainingSums, objective_sums, routing_sums, with_tally
-from headway.parallel.mesh import Axes, Mesh
+from headway.model.objective import MicroBatch, MicroBatches
+from headway.parallel.mesh import Mesh
 from headway.parallel.model import ShardedModel
+from headway.parallel.schedule import Add, Schedule
 from headway.parallel.stages import equal_rounds, rank_pieces
 from headway.parallel.state import LocalParts
 from headway.recipe.spec import ModelSpec, PrecisionSpec
 
-SINGLE = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
-OF_CHUNKS = {"interleaved": ScheduleInterleaved1F1B, "zero-bubble": ScheduleInterleavedZeroBubble}
-
 EMBEDDING = "embed.weight"
 KEPT_SCHEDULES = 4
 """Of the last shapes of a step: a batch ramp has new ones, and buffers of old ones would stay."""
-
-Add = Callable[[TrainingSums], None]
 
 
 class Pipeline:
@@ -68,7 +57,7 @@ class Pipeline:
         self.is_last = self.rank == mesh.axes.pp - 1
         copies = {EMBEDDING} if self.is_last and self.head.decoder.embed is not None else set()
         self.parts = LocalParts(*self.decoders, copies=frozenset(copies))
-        self._schedules: dict[tuple[int, ...], _Schedule] = {}
+        self._schedules: dict[tuple[int, ...], Schedule] = {}
         self._sent: list[tuple[dist.Work, Tensor]] = []
 
     @property
@@ -101,7 +90,7 @@ class Pipeline:
         if key not in self._schedules:
             while len(self._schedules) >= KEPT_SCHEDULES:
                 self._schedules.pop(next(iter(self._schedules)))
-            self._schedules[key] = _Schedule(self, work.count, self._stream_like(micro))
+            self._schedules[key] = Schedule(self.chunks, self.mesh, work.count, self._stream_like(micro))
         self._schedules[key].run(work, micro, add)
 
     def begin_micro_batch(self, *, is_last: bool) -> None:
@@ -194,91 +183,3 @@ class Pipeline:
         """B t D, of what passes between chunks of this rank's tokens."""
         rows, tokens = self.ranks.own(micro.tokens_BT).shape
         return torch.empty(rows, tokens, self.spec.width, dtype=self.dtype, device=self.mesh.device)
-
-
-class _Schedule:
-    """One order of so many micro-batches of one shape; torch's stages keep a buffer for each."""
-
-    def __init__(self, pipeline: Pipeline, count: int, like_BtD: Tensor):
-        stages = [_Stage(self, pipeline, at, like_BtD) for at in pipeline.chunks]
-        self._count, self._last_chunk = count, max(pipeline.chunks)
-        self._order = _order(stages, count, pipeline.mesh.axes)
-
-    def run(self, work: MicroBatches, first: MicroBatch, add: Add) -> None:
-        self.work, self.add = work, add
-        self._made = {0: first}
-        places = torch.arange(self._count)
-        self._order.step(place=places, target=places, return_outputs=False)
-        del self.work, self.add
-        self._made = {}
-
-    def micro_batch(self, place: int, chunk: int) -> MicroBatch:
-        """Built by the first chunk of the rank that meets it, let go by the last: the backward pass keeps what it needs."""
-        if place not in self._made:
-            self._made[place] = self.work.make(place)
-        return self._made.pop(place) if chunk == self._last_chunk else self._made[place]
-
-
-def _order(stages: list[_Stage], count: int, axes: Axes) -> Any:
-    """torch's schedule. Losses are sums that were divided: nothing is scaled again."""
-    if axes.pipeline in OF_CHUNKS:
-        return OF_CHUNKS[axes.pipeline](list(stages), count, loss_fn=_output, scale_grads=False)
-    fills = count >= axes.pp  # fewer micro-batches than ranks pass in one order only
-    return SINGLE[axes.pipeline if fills else "gpipe"](stages[0], count, loss_fn=_output, scale_grads=False)
-
-
-def _output(output: Tensor, _: Tensor) -> Tensor:
-    """The last chunk's output is its loss."""
-    return output
-
-
-class _Stage(PipelineStage):
-    """One chunk. Its module is the decoder itself, so that torch gathers weights and sums gradients when the schedule says so."""
-
-    def __init__(self, schedule: _Schedule, pipeline: Pipeline, at: int, like_BtD: Tensor):
-        axes, self.chunk, self.schedule = pipeline.mesh.axes, pipeline.chunks[at], schedule
-        is_last = self.chunk.decoder.piece.is_last
-        stream = like_BtD.detach().requires_grad_()
-        super().__init__(
-            self.chunk.decoder,
-            at,
-            axes.pp * axes.virtual,
-            like_BtD.device,
-            input_args=() if at == 0 else (stream,),
-            output_args=(like_BtD.new_zeros((), dtype=torch.float64).requires_grad_(),) if is_last else (stream,),
-            group=pipeline.group,
-        )
-
-    def forward_maybe_with_nosync(self, *stream_BtD: Tensor, place: Tensor) -> Tensor:
-        """What torch calls to run the chunk. Returns the stream, or of the last chunk the divided objective."""
-        micro = self.schedule.micro_batch(int(place), self.stage_index)
-        context, stream = with_tally(self.chunk.spec, micro.context), stream_BtD[0] if stream_BtD else None
-        if self.chunk.decoder.piece.is_last:
-            return self._objective(micro, context, stream)
-        out_BtD = self.chunk.decoder(micro.tokens_BT, context, stream)
-        if context.tally is None or not context.tally.counts:
-            return out_BtD
-        sums = routing_sums(context.tally)
-        self.schedule.add(sums)
-        return _Carried.apply(out_BtD, sums.objective_sum / self.schedule.work.targets)
-
-    def _objective(self, micro: MicroBatch, context: Context, stream_BtD: Tensor | None) -> Tensor:
-        work, decoder = self.schedule.work, self.chunk.decoder
-        hidden = decoder.hidden(micro.tokens_BT, context, stream_BtD)
-        sums = objective_sums(self.chunk, hidden, micro.targets_BT, context, work.z_weight)
-        self.schedule.add(sums)
-        return sums.objective_sum / work.targets
-
-
-class _Carried(Function):
-    """``x``, with a loss that its backward pass begins from too. A copy: torch's schedules detach outputs in place."""
-
-    @staticmethod
-    def forward(ctx: Any, x_BtD: Tensor, loss: Tensor) -> Tensor:
-        ctx.loss_dtype = loss.dtype
-        return x_BtD.clone()
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad_BtD: Tensor) -> tuple[Tensor, Tensor]:
-        return grad_BtD, torch.ones((), dtype=ctx.loss_dtype, device=grad_BtD.device)
