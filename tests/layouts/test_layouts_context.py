@@ -17,6 +17,7 @@ from layout_cases import described, failures, reference
 
 from headway.base.errors import ConfigError, RunError
 from headway.evaluate.held_out import HeldOut, held_out_loss
+from headway.evaluate.sample import greedy
 from headway.model import context
 from headway.model.columns import Columns
 from headway.model.context import Visible
@@ -135,6 +136,22 @@ def test_L2_held_out_loss_is_the_same_on_every_rank(pool, axes):
     for found in pool.run(held_out, layout.world, spec, layout):
         assert found.targets == expected.targets == 12 * (LENGTH + ODD)
         assert found.nll_sum == pytest.approx(expected.nll_sum, rel=1e-6)
+
+
+PROMPTS = [[7, 3, 200, 11, 5], [1], [9, 9, 9, 42, 17, 30, 2, 8]]
+
+
+def sampled(spec: Spec, axes: Axes | None) -> list[list[int]]:
+    trainee = build_trainee(spec, None if axes is None else Mesh(axes))
+    return greedy(trainee.compute, PROMPTS, 5, spec.stages[0].rope)
+
+
+@pytest.mark.parametrize("axes", [{"cp": 2}, {"cp": 2, "tp": 2}, {"tp": 2}], ids=str)
+def test_continuations_of_prompts_are_the_same_on_every_rank(pool, axes):
+    spec, layout = CASES["windows"], Axes(**axes)
+    expected = sampled(spec, None)
+    assert len({tuple(ids) for ids in expected}) == len(PROMPTS)  # the model says something of its own to each
+    assert pool.run(sampled, layout.world, spec, layout) == [expected] * layout.world
 
 
 def row_sum_on_rank(axes: Axes) -> tuple[list[int], int]:

@@ -89,32 +89,17 @@ def _over_ranks(model: Computes, nll_sum: float) -> float:
 
 def _scored(model: Computes, taken: list[TokenBatch], rope: RopeSpec, index: int) -> float:
     """The one of a round that is this replica's: over this rank's chunks of it."""
-    rows = _Rows.of(taken[min(index, len(taken) - 1)], model.ranks.length_step)
-    context = make_context(rows.position_BT, rows.document_BT, model.spec, rope, model.dtype, model.ranks)
-    hidden_BtD = model.forward(rows.tokens_BT, context)
-    nll_sum = model.loss(hidden_BtD, rows.targets_BT, rows.counts_BT, 0.0).nll_sum
+    batch, ranks = taken[min(index, len(taken) - 1)], model.ranks
+    missing = -batch.targets_BT.shape[1] % ranks.length_step
+    kinds = (batch.position_BT, batch.document_BT, batch.tokens_BT, batch.targets_BT)
+    position_BT, document_BT, tokens_BT, targets_BT = (filled(torch.as_tensor(kind).long(), missing) for kind in kinds)
+    counts_BT = filled(torch.ones(batch.targets_BT.shape, dtype=torch.bool), missing) if missing else None
+    context = make_context(position_BT, document_BT, model.spec, rope, model.dtype, ranks)
+    hidden_BtD = model.forward(tokens_BT, context)
+    nll_sum = model.loss(hidden_BtD, targets_BT, counts_BT, 0.0).nll_sum
     return float(nll_sum) if index < len(taken) else 0.0
 
 
-@dataclass(frozen=True, eq=False)
-class _Rows:
-    """A batch as tensors."""
-
-    tokens_BT: Tensor
-    targets_BT: Tensor
-    position_BT: Tensor
-    document_BT: Tensor
-    counts_BT: Tensor | None = None  # bool: targets that count; None: all
-
-    @staticmethod
-    def of(batch: TokenBatch, step: int) -> _Rows:
-        """Rows filled to a multiple of ``step`` tokens, as ranks can divide them, with a document that counts for nothing."""
-        kinds = (batch.tokens_BT, batch.targets_BT, batch.position_BT, batch.document_BT)
-        tokens_BT, targets_BT, position_BT, document_BT = (torch.as_tensor(kind).long() for kind in kinds)
-        missing = -targets_BT.shape[1] % step
-        if not missing:
-            return _Rows(tokens_BT, targets_BT, position_BT, document_BT)
-        tokens_BT, targets_BT, position_BT = (F.pad(x_BT, (0, missing)) for x_BT in (tokens_BT, targets_BT, position_BT))
-        counts_BT = F.pad(torch.ones_like(document_BT, dtype=torch.bool), (0, missing))
-        document_BT = F.pad(document_BT, (0, missing), value=int(document_BT.max()) + 1)
-        return _Rows(tokens_BT, targets_BT, position_BT, document_BT, counts_BT)
+def filled(x_BT: Tensor, missing: int) -> Tensor:
+    """With ``missing`` zeros behind each row, for ranks that could not divide it: no token before them sees them."""
+    return F.pad(x_BT, (0, missing)) if missing else x_BT

@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 
 from headway.base.errors import ConfigError, RunError
+from headway.evaluate.held_out import filled
 from headway.model.context import make_context
 from headway.model.precision import Computes
 from headway.recipe.spec import RopeSpec
@@ -21,7 +22,10 @@ def greedy(
     rope: RopeSpec,
     document_token: int | None = None,
 ) -> list[list[int]]:
-    """At most ``new_tokens`` ids after each prompt; a continuation ends before ``document_token`` (None: never early)."""
+    """At most ``new_tokens`` ids after each prompt; a continuation ends before ``document_token`` (None: never early).
+
+    Ranks that share the model all call this with the same prompts, and have the same answer.
+    """
     return [_continue(model, prompt, new_tokens, rope, document_token) for prompt in prompts_ids]
 
 
@@ -44,15 +48,12 @@ def _continue(model: Computes, prompt: list[int], new_tokens: int, rope: RopeSpe
 
 
 def _next_token(model: Computes, ids: list[int], rope: RopeSpec) -> int:
-    """The likeliest next token; on a tie the smallest id. Ranks that share a row need as many tokens each: it is filled up
-    with tokens of another document behind it, which nothing before them sees."""
-    filling = -len(ids) % model.ranks.length_step
-    position_1T = torch.tensor([[*range(len(ids)), *range(filling)]])
-    document_1T = torch.tensor([[0] * len(ids) + [1] * filling])
-    ranks = model.ranks
-    context = make_context(position_1T, document_1T, model.spec, rope, model.dtype, ranks)
-    hidden_1TD = ranks.chunks.whole(ranks.all(model.forward(torch.tensor([ids + ids[:1] * filling]), context)))
-    logits_V = model.logits(hidden_1TD[0, len(ids) - 1 : len(ids)])[0].float()
+    """The likeliest next token; on a tie the smallest id."""
+    ranks, missing = model.ranks, -len(ids) % model.ranks.length_step
+    position_1T, tokens_1T = (filled(x_T[None], missing) for x_T in (torch.arange(len(ids)), torch.tensor(ids)))
+    context = make_context(position_1T, torch.zeros_like(position_1T), model.spec, rope, model.dtype, ranks)
+    hidden_1TD = ranks.chunks.whole(ranks.all(model.forward(tokens_1T, context)))
+    logits_V = model.logits(hidden_1TD[:, len(ids) - 1])[0].float()
     if not bool(torch.isfinite(logits_V.max())):
         raise RunError("the model's logits are not finite", "there is no likeliest token", "sample an older checkpoint")
     return int((logits_V == logits_V.max()).nonzero()[0])
