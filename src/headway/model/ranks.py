@@ -104,7 +104,9 @@ class Ranks:
     def row_sum(self, x: Tensor) -> Tensor:
         """Over all ranks that have tokens of the same rows (of tp and of chunks), for all of them; x is of own tokens.
 
-        Its gradient is the identity: right where what is made of the sum counts once in the objective, not once per rank.
+        Its gradient is the identity: right where what is made of the sum counts once in the objective, not once per rank. Sums
+        of a step are added over ranks with other chunks and not over those of tp (``parallel/sums.py``): what goes into them is
+        to be this rank's share of the first, and the same on the second.
         """
         return x if self is ALONE else _RowSum.apply(x, self)
 
