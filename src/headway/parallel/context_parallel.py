@@ -37,8 +37,7 @@ from headway.model.ranks import Chunks
 def length_step(cp: int, tp: int) -> int:
     """What the tokens of a row must be a multiple of: 2 cp equal chunks, and equal parts over tp of the two that a rank has.
 
-    >>> length_step(2, 1), length_step(2, 2), length_step(2, 3), length_step(1, 3)
-    (4, 4, 12, 3)
+    Under cp 2 that is 4, under cp 2 x tp 3 it is 12, under tp 3 alone 3.
     """
     return cp * math.lcm(2, tp) if cp > 1 else tp
 

@@ -8,7 +8,6 @@ Shapes: B rows, T tokens of a row on the ranks together, t on this one; of whole
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
@@ -20,6 +19,7 @@ from torch.distributed import _functional_collectives as functional
 
 from headway.model.columns import Columns
 from headway.model.ranks import WHOLE_ROWS, Chunks, Ranks
+from headway.parallel.context_parallel import length_step
 from headway.parallel.divide import part
 
 
@@ -31,7 +31,7 @@ class TensorRanks(Ranks):
     def __init__(self, group: dist.ProcessGroup, chunks: Chunks = WHOLE_ROWS):
         super().__init__(chunks)
         self.group, self.size, self.index = group, group.size(), dist.get_rank(group)
-        self.length_step = math.lcm(chunks.step, chunks.count * self.size)
+        self.length_step = length_step(chunks.count, self.size)
         self.adds_once = self.index == 0
 
     def all(self, x_BtD: Tensor) -> Tensor:

@@ -93,8 +93,8 @@ def _state(measured: Measured, *kinds: str) -> dict[str, Tensor]:
 
 
 def _floor(name: str, of_gradients: float) -> float:
-    """Of a moment after the first step: (1 - beta) of a gradient, or of its square."""
-    return of_gradients * 0.05 if name.startswith("m/") else 0.0
+    """Of a moment after the first step: about a twentieth of a gradient, or of its square."""
+    return 0.05 * (of_gradients if name.startswith("m/") else of_gradients**2)
 
 
 def _apart(found: dict[str, Tensor], value: Tensor, name: str) -> float:
