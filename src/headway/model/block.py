@@ -21,6 +21,7 @@ from headway.model.experts import Experts, mixture
 from headway.model.feed_forward import FeedForward
 from headway.model.grouped_attention import GroupedAttention
 from headway.model.latent_attention import LatentAttention
+from headway.model.recompute import again
 from headway.model.routing import Router
 from headway.model.weight import Norm
 from headway.recipe.mup import multipliers
@@ -28,7 +29,12 @@ from headway.recipe.spec import ModelSpec
 
 
 class Block(nn.Module):
-    """``layer`` from 0 decides on experts, window and positions; ``name`` is its place among the parameters, such as layers.3."""
+    """``layer`` from 0 decides on experts, window and positions; ``name`` is its place among the parameters, such as layers.3.
+
+    ``recompute``: a key of ``recompute.RECOMPUTED``; models for training set it.
+    """
+
+    recompute = "none"
 
     def __init__(self, spec: ModelSpec, layer: int, name: str):
         super().__init__()
@@ -50,6 +56,9 @@ class Block(nn.Module):
             self.attention_out_norm, self.ffn_out_norm = Norm(spec, spec.width), Norm(spec, spec.width)
 
     def forward(self, x_BTD: Tensor, context: Context) -> Tensor:
+        return again(self._compute, self.recompute, x_BTD, context)
+
+    def _compute(self, x_BTD: Tensor, context: Context) -> Tensor:
         kind = self.spec.block
         if kind.startswith("parallel"):
             h_BTD = self.attention_norm(x_BTD)

@@ -93,6 +93,11 @@ class Decoder(nn.Module):
         self.head = Weight(spec.vocabulary, spec.width) if is_last and not spec.tied_embeddings else None
         self.mtp = nn.ModuleList(Further(spec, depth) for depth in range(spec.mtp_layers if is_last else 0))
 
+    def recompute(self, kind: str) -> None:
+        """In all blocks, those of heads for further tokens too."""
+        for block in (module for module in self.modules() if isinstance(module, Block)):
+            block.recompute = kind
+
     @property
     def head_weight(self) -> Tensor:
         """V D: the rows that score each token of the vocabulary (this rank's). Of the last piece."""

@@ -56,6 +56,7 @@ class ShardedModel:
         with torch.device("meta"):
             self.decoder = Decoder(spec, piece)
         self.decoder.stream_dtype = self.dtype
+        self.decoder.recompute(mesh.axes.recompute)
         for name, module in _parameter_modules(self.decoder):
             module.dtype = self.dtypes[f"{name}.weight"]
         self._divide()
