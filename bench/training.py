@@ -30,10 +30,10 @@ from headway.formulas.parameters import count_parameters
 from headway.model.attention import attend
 from headway.model.context import Context, document_mask, make_context
 from headway.model.decoder import Decoder
-from headway.model.experts import Loads
 from headway.model.init import initialise
 from headway.model.objective import training_sums
 from headway.model.precision import ComputeModel
+from headway.model.tally import Loads
 from headway.optim.build import build_optimizer
 from headway.optim.clip import clip_by_norm
 from headway.optim.guard import Guard

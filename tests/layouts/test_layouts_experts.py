@@ -86,7 +86,7 @@ def test_bfloat16(prove):
 MUON = ("mixtral-8x7b", ("optimizer.kind=muon",))
 ORTHOGONAL = 2e-5
 """Of updates under Muon: its iteration in bfloat16 turns a difference in an input's last bit into one of 2^-8 here and there.
-Matrices made orthogonal in parts differ by 1e-3."""
+Matrices made orthogonal in parts differ by 2e-4."""
 
 
 @pytest.mark.parametrize("axes", [{"dp_shard": 2, "tp": 2}, {"dp_shard": 4, "ep": 2}, {"dp_shard": 2, "tp": 2, "ep": 2}], ids=str)

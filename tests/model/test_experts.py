@@ -16,6 +16,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from headway.model import experts as experts_module
 from headway.model.experts import Experts, mixture, product_grouped, product_in_loop
+from headway.model.ranks import Ranks
 from headway.model.routing import Router, route
 from headway.model.tally import LayerLoad, Loads, Tally, balance_biases, update_bias
 from headway.recipe.roles import block_shapes
@@ -307,6 +308,35 @@ def test_splitting_a_batch_changes_nothing():
         torch.testing.assert_close(summed[name], gradients[name], rtol=1e-10, atol=1e-14)
 
 
+class Half(Ranks):
+    """One of two ranks that share rows: it knows the loads of both."""
+
+    def __init__(self, counts_BX):
+        self.counts_BX = counts_BX
+
+    def row_sum(self, x_B):
+        return self.counts_BX
+
+
+def test_splitting_rows_over_ranks_changes_nothing():
+    """Each rank adds the terms of its own tokens, with loads of the whole row."""
+    layer, x = layer_of(model(**LOSSES)), x_of(rows=2, tokens=6)
+    mask = torch.tensor([[1, 1, 1, 1, 0, 0], [1, 1, 1, 1, 1, 1]]).bool()
+    whole, sums, loads = Tally(layer.spec), [], Loads()
+    layer(x, whole, mask)
+    chosen = F.one_hot(route(x, layer.router, layer.spec).choice_BTk, 6).sum(2) * mask[..., None]
+    for part in (slice(0, 3), slice(3, 6)):
+        tally = Tally(layer.spec)
+        tally.of("layers.0").record(route(x[:, part], layer.router, layer.spec), mask[:, part], Half(chosen.sum(1)))
+        sums.append(tally.objective_sum())
+        loads.add(tally)
+    torch.testing.assert_close(sum(sums), whole.objective_sum())
+    assert torch.equal(loads.counts["layers.0"], whole.counts["layers.0"])
+    got, wanted = layer.gradients(sum(sums), x), layer.gradients(whole.objective_sum(), x)
+    for name in wanted:
+        torch.testing.assert_close(got[name], wanted[name])
+
+
 def test_layers_add_up():
     first, second, x = layer_of(model(**LOSSES)), layer_of(model(**LOSSES), seed=1), x_of()
     both = Tally(first.spec)
@@ -380,6 +410,15 @@ def test_the_bias_moves_by_its_rate_against_the_load():
     bias, loads = torch.zeros(4), loads_of(a=[10, 2, 4, 0])
     update_bias({"a": bias}, loads, 0.25)
     assert bias.tolist() == [-0.25, 0.25, 0.0, 0.25]
+
+
+def test_loads_of_all_ranks_are_those_of_each_layer():
+    loads = loads_of(a=[1, 2], b=[3, 4])
+    loads.sum_over(lambda counts_LX: 10 * counts_LX)
+    assert {layer: counts.tolist() for layer, counts in loads.counts.items()} == {"a": [10, 20], "b": [30, 40]}
+    empty = Loads()
+    empty.sum_over(lambda counts_LX: pytest.fail("a model without routers has nothing to sum"))
+    assert empty.counts == {}
 
 
 def test_the_bias_moves_once_per_step_whatever_the_micro_batches():

@@ -4,6 +4,8 @@
                                            ^                                          |
                                            '-- gathered for a block, in its dtype <---'     gradients: summed in float32
 
+Experts under ep are divided by their axis first, and their states lie over fewer ranks: those that have the same experts.
+
 Blocks are gathered one by one; what stands around them (embedding, final norm, head) is one group. A group is gathered in the
 type that its products run in where that is one; where some parameters of it compute wider, it is gathered as wide, and each is
 rounded where it is used (``weight.read``). The result is that of ``precision.ComputeModel``, bit for bit up to the order of sums.
