@@ -31,6 +31,7 @@ from torch.autograd.function import once_differentiable
 
 from headway.formulas.activations import BLOCK_QUERIES, BLOCK_SCORES, KEPT_SCORES, KEY_STEP
 from headway.model.context import Visible
+from headway.model.shape_only import is_shape_only
 
 
 def attend(q_BTHE: Tensor, k_BTKE: Tensor, v_BTKV: Tensor, visible: Visible, softcap: float | None = None) -> Tensor:
@@ -38,7 +39,7 @@ def attend(q_BTHE: Tensor, k_BTKE: Tensor, v_BTKV: Tensor, visible: Visible, sof
 
     ``q`` comes scaled (by 1 / sqrt E, see ``kernels.norm_rotate``). With ``softcap`` c, scores become c tanh(scores / c).
     """
-    if q_BTHE.device.type != "cpu":
+    if q_BTHE.device.type != "cpu" or is_shape_only(q_BTHE):
         return attend_sdpa(q_BTHE, k_BTKE, v_BTKV, visible, softcap)
     return _Attend.apply(q_BTHE, k_BTKE, v_BTKV, visible, softcap)
 

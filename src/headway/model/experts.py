@@ -34,6 +34,7 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
 from headway.model.feed_forward import GATES, PLAIN
+from headway.model.shape_only import is_shape_only
 from headway.model.weight import Weight
 from headway.recipe.mup import multipliers
 from headway.recipe.spec import ExpertsSpec, ModelSpec
@@ -225,7 +226,8 @@ def _feed_forward(rows_MD: Tensor, experts: Experts, spec: ModelSpec, plan: Plan
 def project_each(x_MI: Tensor, module: Weight, plan: Plan) -> Tensor:
     """x W' + b with each row's own expert -> M O; types as in ``weight.project``."""
     weight_XOI, bias_XO = module.matrix(), module.added()
-    way = product_grouped if x_MI.is_cuda and _is_aligned(weight_XOI) else product_in_loop
+    on_device = x_MI.is_cuda or is_shape_only(x_MI)
+    way = product_grouped if on_device and _is_aligned(weight_XOI) else product_in_loop
     y_MO = way(x_MI.to(weight_XOI.dtype), weight_XOI, plan.ends_X)
     if bias_XO is not None:  # as a product: its gradient sums rows in a fixed order on every device
         y_MO = y_MO + F.one_hot(plan.expert_M, len(bias_XO)).to(bias_XO.dtype) @ bias_XO
