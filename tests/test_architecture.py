@@ -71,7 +71,7 @@ RUN_CLI = WITHOUT_TORCH + "from headway.cli.main import run_guarded; raise Syste
 HELP = [
     ["--help"],
     ["--version"],
-    *([verb, "--help"] for verb in ("plan", "run", "status", "resume", "sample", "report", "prove", "demo")),
+    *([verb, "--help"] for verb in ("plan", "run", "status", "resume", "sample", "report", "prove", "dryrun", "demo")),
 ]
 
 

@@ -26,6 +26,7 @@ VERBS: dict[str, str] = {
     "sample": "headway.cli.sample:sample",
     "report": "headway.cli.report:report",
     "prove": "headway.cli.prove:prove",
+    "dryrun": "headway.cli.dryrun:dryrun",
     "demo": "headway.cli.demo:demo",
 }
 """Verb -> where its function stands; its docstring is its help. Those of ``GROUPS`` have verbs of their own."""

@@ -193,9 +193,9 @@ def proof_lines(evidence: dict[str, Any], file: Path) -> Iterator[str]:
         yield from table(["killed, and gone on", "state", "curve", "verdict"], rows, left=(0, 1, 3))
         yield ""
     yield from _failures(evidence)
-    yield from (
-        f"not run: {record['name']}: {record['reason']}" for record in evidence["layouts"] if record["verdict"] == "not run"
-    )
+    not_run = [record for record in evidence["layouts"] if record["verdict"] == "not run"]
+    for reason in dict.fromkeys(record["reason"] for record in not_run):
+        yield f"not run: {', '.join(record['name'] for record in not_run if record['reason'] == reason)}: {reason}"
     yield f"verdict: {'every layout gives the run of one process' if evidence['holds'] else 'NOT the run of one process'}"
     yield f"written: {file}"
 

@@ -63,6 +63,8 @@ def _parser() -> argparse.ArgumentParser:
     check.add_argument("request", type=Path)
     prove = verbs.add_parser("prove", help="measure layouts against one process: records, one a line, the evidence last")
     prove.add_argument("request", type=Path)
+    dryrun = verbs.add_parser("dryrun", help="one rank's step at its real size, without the others and without values")
+    dryrun.add_argument("request", type=Path)
     return parser
 
 
@@ -152,6 +154,17 @@ def _prove(options: argparse.Namespace) -> int:
     return 0
 
 
+def _dryrun(options: argparse.Namespace) -> int:
+    from headway.base.files import read_json
+    from headway.parallel.mesh import Axes
+    from headway.recipe.spec import Spec
+    from headway.train.dryrun.run import Request, dry_run
+
+    asked = read_json(options.request, "request")
+    print(json.dumps(dry_run(Request(**asked | {"spec": Spec.from_json(asked["spec"]), "axes": Axes.of(asked["axes"])}))))
+    return 0
+
+
 def _unexpected(error: BaseException) -> HeadwayError:
     """In the words of Python."""
     return RunError(f"{type(error).__name__}: {error}", "", "the log of that rank has the traceback")
@@ -182,6 +195,7 @@ VERBS = {
     "mup-trials": _mup_trials,
     "mup-check": _mup_check,
     "prove": _prove,
+    "dryrun": _dryrun,
 }
 
 if __name__ == "__main__":

@@ -35,6 +35,7 @@ from torch.nn.attention.bias import causal_lower_right
 from headway.formulas.activations import BLOCK_QUERIES, BLOCK_SCORES, KEPT_SCORES, KEY_STEP
 from headway.model.columns import Columns
 from headway.model.context import Visible
+from headway.model.shape_only import is_shape_only
 
 
 def attend(q_BsHE: Tensor, k_BTKE: Tensor, v_BTKV: Tensor, visible: Visible, softcap: float | None = None) -> Tensor:
@@ -42,7 +43,7 @@ def attend(q_BsHE: Tensor, k_BTKE: Tensor, v_BTKV: Tensor, visible: Visible, sof
 
     ``q`` comes scaled (by 1 / sqrt E, see ``kernels.norm_rotate``). With ``softcap`` c, scores become c tanh(scores / c).
     """
-    if q_BsHE.device.type != "cpu":
+    if q_BsHE.device.type != "cpu" or is_shape_only(q_BsHE):
         return attend_sdpa(q_BsHE, k_BTKE, v_BTKV, visible, softcap)
     return _Attend.apply(q_BsHE, k_BTKE, v_BTKV, visible, softcap)
 

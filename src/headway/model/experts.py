@@ -34,6 +34,7 @@ from torch.autograd.function import once_differentiable
 from headway.model.feed_forward import GATES, PLAIN
 from headway.model.ranks import ALONE, Ranks
 from headway.model.routing import Router
+from headway.model.shape_only import is_shape_only
 from headway.model.tally import LayerTally
 from headway.model.weight import Weight
 from headway.model.wide import wide
@@ -171,7 +172,8 @@ def _sum_rows(rows_MD: Tensor, place_Nk: Tensor, weight_Nk: Tensor | None) -> Te
 def project_each(x_MI: Tensor, module: Weight, runs: Runs, *, adds_bias: bool = True) -> Tensor:
     """x W' + b with each row's own expert -> M O; types as in ``weight.Weight``. Without ``adds_bias`` b counts as zeros."""
     weight_XOI, bias_XO = module.matrix(), module.added()
-    way = product_grouped if x_MI.is_cuda and _is_aligned(weight_XOI) else product_in_loop
+    on_device = x_MI.is_cuda or is_shape_only(x_MI)
+    way = product_grouped if on_device and _is_aligned(weight_XOI) else product_in_loop
     y_MO = way(x_MI.to(weight_XOI.dtype), weight_XOI, runs.ends_X)
     if bias_XO is not None:  # as a product: its gradient sums rows in a fixed order on every device
         bias_XO = bias_XO if adds_bias else bias_XO.masked_fill(bias_XO.new_ones((), dtype=torch.bool), 0)

@@ -2,8 +2,8 @@
 
     of any layout         layout_rules.py: heads, widths, layers, tokens of a sequence, experts
     of this engine        key-value heads are never copied; every tensor rank holds rows of the vocabulary; norms over all heads
-                          and products in float8 stay whole; gradients are always shared out (zero 2 or 3)
-    not built yet         ``NOT_BUILT``: planned, not run
+                          and products in float8 stay whole; gradients are always shared out (zero 2 or 3); a block is
+                          computed again as a whole, or all but its products with weights
 
 A batch may be smaller than the replicas: what is missing is filled with sequences that count for nothing.
 ``headway run`` asks this before it starts, ``headway prove`` and ``headway dryrun`` before they take a layout.
@@ -26,13 +26,6 @@ from headway.recipe.trainable import parameter_precisions
 
 if TYPE_CHECKING:
     from headway.recipe.deployment import Deployment
-
-NOT_BUILT: dict[str, str] = {
-    "pp": "pipeline stages",
-    "cp": "sequences in parts",
-    "ep": "experts on ranks of their own",
-}
-"""Axes of layouts that can be planned, and that this version's engine does not run."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,6 +64,7 @@ class Sizes:
     virtual: int = 1
     pipeline: str = "1f1b"
     zero: int = 3
+    recompute: str = "none"
 
     @staticmethod
     def of(layout: Any) -> Sizes:
@@ -131,22 +125,6 @@ def _broken(task: Task, sizes: Sizes) -> Iterator[Problem]:
 # --- rules of this engine -----------------------------------------------------------------------------------------------
 
 
-def _built(task: Task, sizes: Sizes) -> Problem | None:
-    for axis, what in NOT_BUILT.items():
-        if getattr(sizes, axis) > 1:
-            rule = f"{axis}, {what}, is planned, not run: this version's engine does not have it"
-            return Problem(f"{axis} {getattr(sizes, axis)}", rule, f"{axis} 1")
-    return None
-
-
-def _divided_experts(task: Task, sizes: Sizes) -> Problem | None:
-    """To be dropped with ``NOT_BUILT``'s ep."""
-    if task.model.experts is None or sizes.tp == 1 or "ep" not in NOT_BUILT:
-        return None
-    seen = f"tp {sizes.tp} for a model with {task.model.experts.experts} experts"
-    return Problem(seen, "experts are not divided yet: that is planned, not run", "tp 1")
-
-
 def _kv_heads(task: Task, sizes: Sizes) -> Problem | None:
     kv, tp = task.model.kv_heads, sizes.tp
     if task.model.latent is not None or kv % tp == 0:
@@ -197,15 +175,20 @@ def _zero_bubble(task: Task, sizes: Sizes) -> Problem | None:
     return Problem(f"zero {sizes.zero} with pipeline zero-bubble over pp {sizes.pp}", rule, "zero 2")
 
 
+def _recompute(task: Task, sizes: Sizes) -> Problem | None:
+    if sizes.recompute in ("none", "selective", "full"):
+        return None
+    rule = "a block is computed again as a whole (full), or all but its products with weights (selective)"
+    return Problem(f"recompute {sizes.recompute}", rule, "recompute selective")
+
+
 RULES: tuple[Callable[[Task, Sizes], Problem | None], ...] = (
-    _built,
     rules.heads,
     _kv_heads,
     rules.widths,
     rules.depth,
     lambda task, sizes: rules.pieces(sizes),
     rules.experts,
-    _divided_experts,
     rules.context,
     rules.tokens,
     _vocabulary,
@@ -213,6 +196,7 @@ RULES: tuple[Callable[[Task, Sizes], Problem | None], ...] = (
     _float8,
     _zero,
     _zero_bubble,
+    _recompute,
 )
 
 

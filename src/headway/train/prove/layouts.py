@@ -90,9 +90,13 @@ def runnable(entries: Sequence[Entry]) -> Iterator[Entry]:
 
 
 def widest(entries: Sequence[Entry]) -> Entry | None:
-    """Of those that run, the one that cuts in most ways, over fewest processes."""
-    ways = {entry: sum(getattr(entry.axes, axis) > 1 for axis in vars(Sizes()) if axis in _CUTS) for entry in runnable(entries)}
-    return max(ways, key=lambda entry: (ways[entry], -entry.axes.world), default=None)
+    """Of those that run, the one that cuts in most ways, over fewest processes. Whole copies cut nothing: they count half."""
+
+    def ways(entry: Entry) -> tuple[float, int]:
+        cut = sum(weight for axis, weight in _CUTS.items() if getattr(entry.axes, axis) > 1)
+        return cut, -entry.axes.world
+
+    return max(runnable(entries), key=ways, default=None)
 
 
-_CUTS = ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep")
+_CUTS = {"pp": 1.0, "dp_replicate": 0.5, "dp_shard": 1.0, "cp": 1.0, "tp": 1.0, "ep": 1.0}
