@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headway.base.errors import ConfigError
-from headway.recipe import engine_layouts
 from headway.recipe.deployment import Deployment
 from headway.recipe.engine_layouts import Sizes, Task, check_layouts, nearest, refused, runs
 from headway.recipe.load import load_recipe
@@ -23,12 +22,6 @@ MODEL = TASK.model  # 4 heads
 ROUTED = replace(MODEL, experts=ExpertsSpec(experts=8, top_k=2, width=32))
 FLOAT8 = PrecisionSpec("bfloat16", {"layers": "float8"})
 OVER_ALL = replace(MODEL, qk_norm=True, qk_norm_over="all")
-
-
-@pytest.fixture
-def all_built(monkeypatch):
-    """As if the engine had every axis."""
-    monkeypatch.setattr(engine_layouts, "NOT_BUILT", {})
 
 
 def with_model(**changes) -> Task:
@@ -45,11 +38,9 @@ REFUSED = [
     (replace(TASK, sequence=126), Sizes(tp=4), "tp 4 for 126 tokens of a sequence"),
     (TASK, Sizes(dp_shard=2, zero=1), "zero 1 over 2 ranks"),
     (TASK, Sizes(tp=0), "tp 0"),
-]
-REFUSED_IF_BUILT = [
-    (TASK, Sizes(pp=16), "layers for pp 16 x virtual 1 = 16 chunks"),
+    (TASK, Sizes(pp=16), "3 layers for pp 16 x virtual 1 = 16 chunks"),
     (TASK, Sizes(pp=2, virtual=2), "virtual 2 with pp 2 and pipeline 1f1b"),
-    (TASK, Sizes(pp=2, pipeline="zero-bubble"), "zero 3 with pipeline zero-bubble over pp 2"),
+    (TASK, Sizes(recompute="light"), "recompute light"),
     (replace(TASK, sequence=100), Sizes(cp=4), "cp 4 for sequences of 100 tokens"),
     (TASK, Sizes(dp_shard=2, ep=2), "ep 2 for a model without experts"),
     (replace(TASK, model=ROUTED), Sizes(dp_shard=16, ep=16), "ep 16 for 8 experts"),
@@ -71,18 +62,6 @@ def test_P1_what_does_not_divide_is_refused_with_the_nearest_that_works(task, si
     assert str(found) in problem.way_out
     assert runs(task, found)
     assert found.world == max(1, sizes.world)
-
-
-@pytest.mark.parametrize(("task", "sizes", "said"), REFUSED_IF_BUILT, ids=[said for *_, said in REFUSED_IF_BUILT])
-def test_axes_that_are_built_have_rules_too(all_built, task, sizes, said):
-    assert said in refused(task, sizes)[0].seen
-    assert runs(task, nearest(task, sizes))
-
-
-def test_what_is_not_built_yet_is_named_as_such():
-    for axis in engine_layouts.NOT_BUILT:
-        found = refused(replace(TASK, model=ROUTED), Sizes(dp_shard=2, **{axis: 2}))
-        assert "planned, not run" in found[0].rule
 
 
 def test_a_batch_smaller_than_the_replicas_is_filled_not_refused():

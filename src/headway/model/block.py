@@ -56,30 +56,38 @@ class Block(nn.Module):
             self.attention_out_norm, self.ffn_out_norm = Norm(spec, spec.width), Norm(spec, spec.width)
 
     def forward(self, x_BTD: Tensor, context: Context) -> Tensor:
-        return again(self._compute, self.recompute, x_BTD, context)
+        return again(self._compute, "full" if self.recompute == "full" else "none", x_BTD, context)
 
     def _compute(self, x_BTD: Tensor, context: Context) -> Tensor:
         kind = self.spec.block
         if kind.startswith("parallel"):
             h_BTD = self.attention_norm(x_BTD)
             ffn_BTD = self._ffn(h_BTD if kind == "parallel" else self.ffn_norm(x_BTD), context)
-            return self._add(self._add(x_BTD, self.attention(h_BTD, context), "attention", context), ffn_BTD, "ffn", context)
+            return self._add(self._add(x_BTD, self._attend(h_BTD, context), "attention", context), ffn_BTD, "ffn", context)
         if kind == "post":
-            x_BTD = self._add(x_BTD, self.attention_norm(self.attention(x_BTD, context)), "attention", context)
+            x_BTD = self._add(x_BTD, self.attention_norm(self._attend(x_BTD, context)), "attention", context)
             return self._add(x_BTD, self.ffn_norm(self._ffn(x_BTD, context)), "ffn", context)
         if kind == "post-add":
-            x_BTD = self.attention_norm(self._add(x_BTD, self.attention(x_BTD, context), "attention", context))
+            x_BTD = self.attention_norm(self._add(x_BTD, self._attend(x_BTD, context), "attention", context))
             return self.ffn_norm(self._add(x_BTD, self._ffn(x_BTD, context), "ffn", context))
-        added_BTD = self.attention(self.attention_norm(x_BTD), context)
+        added_BTD = self._attend(self.attention_norm(x_BTD), context)
         if kind == "sandwich":
             added_BTD = self.attention_out_norm(added_BTD)
         x_BTD = self._add(x_BTD, added_BTD, "attention", context)
         added_BTD = self._ffn(self.ffn_norm(x_BTD), context)
         return self._add(x_BTD, self.ffn_out_norm(added_BTD) if kind == "sandwich" else added_BTD, "ffn", context)
 
+    @property
+    def _parts(self) -> str:
+        """Of attention and feed-forwards, each by itself: torch counts operations, and experts gather their states between."""
+        return "selective" if self.recompute == "selective" else "none"
+
+    def _attend(self, x_BTD: Tensor, context: Context) -> Tensor:
+        return again(self.attention, self._parts, x_BTD, context)
+
     def _ffn(self, x_BTD: Tensor, context: Context) -> Tensor:
         if self.experts is None:
-            return self.ffn(x_BTD, context.ranks)
+            return again(self.ffn, self._parts, x_BTD, context.ranks)
         tally, ranks = context.tally_of(self.name), context.ranks
         routed_BTD = mixture(x_BTD, self.router, self.experts, tally, context.scored_BT, ranks)
         return routed_BTD if self.shared is None else routed_BTD + self.shared(x_BTD, ranks)

@@ -1,7 +1,8 @@
 """What a block's backward pass computes again instead of keeping it.
 
     none        nothing
-    selective   all but the products with weights and what ranks exchanged: norms, activations, attention scores and sums
+    selective   of attention and feed-forwards all but products with weights and what ranks exchanged: rotations, scores and sums,
+                activations. Norms and routed experts keep theirs
     full        the whole block from its input
 
 Values are the same bits: nothing here draws from a generator. Routers that run twice write their line of a tally twice, which

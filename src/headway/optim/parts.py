@@ -26,6 +26,10 @@ class Parts:
         """``part``, which lies as parameter ``name`` does, as a tensor of the whole, for checkpoints."""
         return part
 
+    def saves(self, name: str) -> bool:
+        """Whether what belongs to parameter ``name`` is written to checkpoints from here; else another rank writes the same."""
+        return True
+
     def counted(self, parameters: Sequence[Tensor]) -> list[Tensor]:
         """Those that this rank counts in a sum over all parameters, so that nothing is counted twice."""
         return list(parameters)

@@ -68,7 +68,8 @@ class Mesh:
         batch = self.root["dp_replicate", "dp_shard", "cp"]._flatten("batch")
         losses = self.root["pp", "dp_replicate", "dp_shard", "cp"]._flatten("losses") if axes.pp > 1 else batch
         self.batch_group, self.losses_group = batch.get_group(), losses.get_group()
-        self.token_group = self.root["dp_replicate", "dp_shard", "cp", "tp"]._flatten("tokens").get_group()
+        self.stage = self.root["dp_replicate", "dp_shard", "cp", "tp"]._flatten("tokens")  # all ranks that have the same layers
+        self.token_group = self.stage.get_group()
         self.states = self._copied(shards)
         if axes.ep > 1:
             divided = shards._unflatten(0, (axes.dp_shard * axes.cp // axes.ep, axes.ep), ("expert_shards", "ep"))

@@ -64,7 +64,7 @@ class ShardedModel:
         self._divide()
         self._shard()
         self.decoder.to_empty(device=mesh.device)
-        self.parts = LocalParts(self.decoder)
+        self.parts = LocalParts(mesh.stage, self.decoder)
         self._initialise(seed)
 
     def _initialise(self, seed: int) -> None:

@@ -56,7 +56,7 @@ class Pipeline:
         self.dtype, self.ranks = first.dtype, first.ranks
         self.is_last = self.rank == mesh.axes.pp - 1
         copies = {EMBEDDING} if self.is_last and self.head.decoder.embed is not None else set()
-        self.parts = LocalParts(*self.decoders, copies=frozenset(copies))
+        self.parts = LocalParts(mesh.stage, *self.decoders, copies=frozenset(copies))
         self._schedules: dict[tuple[int, ...], Schedule] = {}
         self._sent: list[tuple[dist.Work, Tensor]] = []
 

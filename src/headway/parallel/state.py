@@ -9,7 +9,8 @@ from typing import cast
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Replicate
 
 from headway.optim.parts import Parts
 
@@ -35,9 +36,10 @@ def rectangle_of(tensor: Tensor) -> Rectangle:
 class LocalParts(Parts):
     """Sharded parameters as plain ones, over the same memory (``local``): what clipping and updates work on."""
 
-    def __init__(self, *models: nn.Module, copies: frozenset[str] = frozenset()):
-        """``copies``: names that another stage of a pipeline holds as well, and counts and saves."""
-        self.copies = copies
+    def __init__(self, stage: DeviceMesh, *models: nn.Module, copies: frozenset[str] = frozenset()):
+        """``stage``: all ranks that hold ``models``; ``copies``: names that another stage of a pipeline holds as well, and counts
+        and saves."""
+        self.stage, self.copies = stage, copies
         self.sharded = {name: parameter for model in models for name, parameter in model.named_parameters()}
         self.local = {name: _local(parameter) for name, parameter in self.sharded.items()}
         self._copied = {self.local[name] for name in copies}
@@ -53,7 +55,14 @@ class LocalParts(Parts):
                 parameter.grad = None
 
     def logical(self, name: str, part: Tensor) -> Tensor:
-        return _as_whole(part, self.sharded[name])
+        """What is no DTensor lies whole on every rank of the stage."""
+        sharded = self.sharded[name]
+        if isinstance(sharded, DTensor):
+            return _as_whole(part, sharded)
+        return DTensor.from_local(part, self.stage, [Replicate()], run_check=False)
+
+    def saves(self, name: str) -> bool:
+        return name not in self.copies
 
     def gather(self, parameter: nn.Parameter, part: Tensor) -> Tensor:
         sharded = self._sharded_of[parameter]

@@ -168,13 +168,6 @@ def _zero(task: Task, sizes: Sizes) -> Problem | None:
     return Problem(f"zero {sizes.zero} over {sizes.dp_shard * sizes.cp} ranks", rule, "zero 2, or dp_replicate for whole copies")
 
 
-def _zero_bubble(task: Task, sizes: Sizes) -> Problem | None:
-    if sizes.pp == 1 or sizes.pipeline != "zero-bubble" or sizes.zero < 3:
-        return None
-    rule = "the gradients of weights come long after those of activations: weights that were given back meanwhile would be wrong"
-    return Problem(f"zero {sizes.zero} with pipeline zero-bubble over pp {sizes.pp}", rule, "zero 2")
-
-
 def _recompute(task: Task, sizes: Sizes) -> Problem | None:
     if sizes.recompute in ("none", "selective", "full"):
         return None
@@ -195,7 +188,6 @@ RULES: tuple[Callable[[Task, Sizes], Problem | None], ...] = (
     _norms_over_heads,
     _float8,
     _zero,
-    _zero_bubble,
     _recompute,
 )
 

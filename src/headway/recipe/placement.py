@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
 PLANNED_FIELDS = {"checkpoints": ("every", "bytes_per_parameter", "tiers"), "failures": ("pauses", "elastic")}
 """Of sections whose other fields are acted upon, or only say what is the case."""
-RUNNABLE_AXES = ("dp_replicate", "dp_shard", "tp")
-"""Of the mesh: what the engine carries out. The others can be planned."""
 MEMORY_TOLERANCE = 1.08
 """Sizes are written in GB and GiB; nothing that is sold differs from its neighbour by less."""
 
@@ -42,7 +40,7 @@ def check_deployment(deployment: Deployment, *, runnable: bool = True) -> Iterat
 
 
 def _check_runnable(deployment: Deployment) -> Iterator[Finding]:
-    """One machine, and axes that the engine has."""
+    """One machine."""
     if deployment.nodes > 1:
         yield (
             ("nodes",),
@@ -52,12 +50,6 @@ def _check_runnable(deployment: Deployment) -> Iterator[Finding]:
                 "use nodes = 1, and processes_per_node for the processes of that machine",
             ),
         )
-    for name, layout in deployment.layouts.items():
-        for axis in (*AXES, "ep"):
-            if getattr(layout, axis) > 1 and axis not in RUNNABLE_AXES:
-                seen = f"layouts.{name}.{axis} = {getattr(layout, axis)}"
-                rule = f"this version of the engine runs {', '.join(RUNNABLE_AXES)}; the other axes can be planned"
-                yield ("layouts", name, axis), Problem(seen, rule, f"leave {axis} out")
 
 
 def _check_layouts(deployment: Deployment, runnable: bool) -> Iterator[Finding]:

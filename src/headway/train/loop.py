@@ -91,7 +91,7 @@ def end(run: TrainRun) -> str:
 def digest(run: TrainRun) -> str:
     """Of the state as it lies on all ranks."""
     assert run.place is not None
-    return run.crew.digest(run.trainee.state(), run.place)
+    return run.crew.digest(run.trainee.saved_state(), run.place)
 
 
 def record(run: TrainRun, result: StepResult, waited_ns: int) -> None:
@@ -171,7 +171,7 @@ def save(run: TrainRun) -> None:
         "spec_digest": run.spec.digest(),
     }
     try:
-        snapshot = run.saver.save(run.step, run.trainee.state(), state)
+        snapshot = run.saver.save(run.step, run.trainee.saved_state(), state)
     except EnvironmentFault as error:  # no writer, or no memory for it: a later save may find them
         run.save_error = str(error)
         run.log.write("save_failed", step=run.step, error=run.save_error)

@@ -72,8 +72,12 @@ class Trainee:
     parts: Parts = WHOLE  # how parameters lie on the ranks
 
     def state(self) -> dict[str, torch.Tensor]:
-        """The flat state: param/..., m/..., v/..., guard/..."""
+        """The flat state: param/..., m/..., v/..., guard/... All of it is restored."""
         return self.optimizer.state_tensors() | self.guard.state_tensors()
+
+    def saved_state(self) -> dict[str, torch.Tensor]:
+        """What is written to checkpoints, and digested: without what another stage of a pipeline writes as well."""
+        return {name: value for name, value in self.state().items() if self.parts.saves(name.partition("/")[2])}
 
 
 @dataclass(frozen=True)
@@ -310,7 +314,7 @@ def restore(run: TrainRun) -> None:
     name, changed, from_memory = run.segment.checkpoint, [], False
     images = run.saver.images(name)
     if not images:
-        run.saver.attach(run.trainee.state())  # memory is filled while this one reads
+        run.saver.attach(run.trainee.saved_state())  # memory is filled while this one reads
     began_ns = run.clock.stamp().boot_ns
     if name is not None:
         sources = Sources(
@@ -325,7 +329,7 @@ def restore(run: TrainRun) -> None:
         run.trainee.compute.refresh()
         changed = differences(manifest.state["environment"], run.environment)
     if images:
-        run.saver.attach(run.trainee.state())  # the memory just read is the one that the next snapshot goes into
+        run.saver.attach(run.trainee.saved_state())  # the memory just read is the one that the next snapshot goes into
     run.saver.prepare()
     run.phases_ns["restore"] = run.clock.stamp().boot_ns - began_ns
     run.log.mark("restore")

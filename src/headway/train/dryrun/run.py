@@ -59,7 +59,7 @@ class ShapesOnly(ShardedModel):
     def allocate(self) -> None:
         """Under a FakeTensorMode: tensors that have sizes only."""
         self.decoder.to_empty(device="cpu")
-        self.parts = LocalParts(self.decoder)
+        self.parts = LocalParts(self.mesh.stage, self.decoder)
 
 
 def dry_run(request: Request) -> dict[str, Any]:

@@ -86,7 +86,7 @@ def _save(leg: Leg, trainee: Trainee, step: int) -> str:
     rank, world = (dist.get_rank(), dist.get_world_size()) if trainee.mesh is not None else (0, 1)
     attempt = leg.end if step == leg.work.steps else 0
     directory, digest = enter_save(Path(leg.root), CheckpointName(SEGMENT, step, attempt)), ""
-    write_rank(directory, local_rectangles(trainee.state(), rank, world), SEGMENT, step, rank=rank, world=world)
+    write_rank(directory, local_rectangles(trainee.saved_state(), rank, world), SEGMENT, step, rank=rank, world=world)
     _together(trainee)
     if rank == 0:
         fields = ManifestFields(segment=SEGMENT, step=step, world=world, state={"updates": trainee.updates})
