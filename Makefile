@@ -37,7 +37,7 @@ check: $(READY)  ## format, lint, types, import contracts and the quick tests (a
 	@$(BIN)/ruff check src tests bench
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-cache
-	@HEADWAY_TEST_EXAMPLES=20 $(BIN)/$(PYTEST) -m "not slow and not e2e" $(PYTEST_ARGS)
+	@HEADWAY_TEST_EXAMPLES=20 $(BIN)/$(PYTEST) -m "not slow and not e2e and not layouts" $(PYTEST_ARGS)
 
 format: $(READY)  ## rewrite the sources in the house format
 	@$(BIN)/ruff format src tests bench

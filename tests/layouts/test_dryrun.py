@@ -16,6 +16,8 @@ from headway.recipe.spec import PrecisionSpec, Spec
 from headway.train.dryrun import run as dryrun_run
 from headway.train.dryrun.run import Request, dry_run
 
+pytestmark = pytest.mark.layouts
+
 SPEC = replace(described("proxy", ("model.kv_heads=4",)), precision=PrecisionSpec("bfloat16"))
 COUNTS = ("exchanges", "flops", "attention_flops", "parameters")
 

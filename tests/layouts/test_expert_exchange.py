@@ -23,6 +23,8 @@ from headway.parallel.state import Rectangle, holds_first_copy, rectangle_of
 from headway.recipe.roles import parameter_shapes
 from headway.recipe.spec import PrecisionSpec
 
+pytestmark = pytest.mark.layouts
+
 D, X = 3, 6
 LOADS = {
     "uneven": [[3, 0, 2, 1, 4, 0], [1, 1, 0, 0, 0, 5], [2, 2, 2, 2, 2, 2]],

@@ -17,6 +17,8 @@ from headway.train.prove.batches import RandomFeed
 from headway.train.setup import build_trainee
 from headway.train.step import train_step
 
+pytestmark = pytest.mark.layouts
+
 SPEC = described("proxy")
 
 

@@ -17,6 +17,8 @@ from headway.recipe.spec import BatchPhase
 from headway.train.prove.compare import BFLOAT16
 from headway.train.prove.rank import Measured, Work, measure_alone, measure_rank
 
+pytestmark = pytest.mark.layouts
+
 LAYOUTS = {
     "mesh of 1": {},
     "fsdp2": {"dp_shard": 2},

@@ -35,6 +35,8 @@ from headway.train.prove.miniature import LENGTH
 from headway.train.prove.rank import Measured, Work, measure_rank
 from headway.train.setup import build_trainee
 
+pytestmark = pytest.mark.layouts
+
 HEADS = ("model.kv_heads=4",)
 STEPS = 2
 

@@ -22,6 +22,8 @@ from headway.train.prove.rank import Work, measure_rank
 from headway.train.setup import build_trainee
 from headway.train.step import Sums, train_step
 
+pytestmark = pytest.mark.layouts
+
 SOFTMAX = ("mixtral-8x7b", ("model.experts.z_loss=0.001",))
 """Balance and z-losses within every sequence."""
 SIGMOID = ("deepseek-v3", ())

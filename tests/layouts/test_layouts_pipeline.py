@@ -16,6 +16,8 @@ from headway.train.prove.batches import RandomFeed
 from headway.train.prove.compare import BFLOAT16, compare
 from headway.train.prove.rank import Work, measure_rank
 
+pytestmark = pytest.mark.layouts
+
 STEPS = 4
 MUON = 16.0
 """Matrices are made orthogonal in bfloat16, which grows differences in the last bit of a momentum: 9e-6 after two-way FSDP."""

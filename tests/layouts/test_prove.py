@@ -17,6 +17,8 @@ from headway.train.prove.miniature import small_spec
 from headway.train.prove.proof import Request, prove
 from headway.train.prove.rank import Measured, measure_alone
 
+pytestmark = pytest.mark.layouts
+
 SPEC = resolve(load_recipe("demo", ("precision.compute=float32",)), None)
 SMALL = small_spec(SPEC)
 

@@ -60,7 +60,7 @@ class ComputeModel:
 
     ranks: Ranks = ALONE
 
-    def __init__(self, decoder: Decoder, precision: PrecisionSpec):
+    def __init__(self, decoder: Decoder, precision: PrecisionSpec, recompute: str = "none"):
         if unknown := sorted({precision.compute, *precision.modules.values()} - COMPUTE_DTYPES.keys()):
             raise ConfigError(f"unknown compute precision {unknown[0]!r}", f"known: {', '.join(COMPUTE_DTYPES)}")
         self.decoder, self.spec = decoder, decoder.spec
@@ -70,6 +70,7 @@ class ComputeModel:
         self._masters: list[Tensor] = []
         self._copies: list[Tensor] = []
         self._model = decoder if set(self.dtypes.values()) == {torch.float32} else self._build_copy()
+        self._model.recompute(recompute)
         self.refresh()
 
     @property

@@ -184,7 +184,7 @@ def set_up(
     stream = Stream(spec, tuple(Skip(**skip) for skip in chain[-1].skips))
     feed = Feed(stream, reader, schedule, policy.micro_batch_tokens, crew.replica)
     phases.mark("data")
-    trainee = build_trainee(spec, crew.mesh)
+    trainee = build_trainee(spec, crew.mesh, axes.recompute)
     phases.mark("model")
     place = crew.place(directory, segment_id)
     saver, cadence = Saver(place, policy.saves, clock), Cadence(directory, deployment, clock, log)
@@ -259,13 +259,13 @@ def open_data(data_directory: Path, spec: Spec) -> tuple[TokenReader, Tokenizer]
     return reader, Tokenizer.load(data_directory / entry.file, entry.document_token)
 
 
-def build_trainee(spec: Spec, mesh: Mesh | None = None) -> Trainee:
+def build_trainee(spec: Spec, mesh: Mesh | None = None, recompute: str = "none") -> Trainee:
     """Model on initial weights (a pure function of seed, name and index) and optimiser with zero moments.
 
-    With a ``mesh``: this rank's part of both.
+    With a ``mesh``: this rank's part of both, by the mesh's axes; ``recompute`` is that of one process.
     """
     refuse_untrainable(spec.precision)
-    return _alone(spec) if mesh is None else _sharded(spec, mesh)
+    return _alone(spec, recompute) if mesh is None else _sharded(spec, mesh)
 
 
 def _sharded(spec: Spec, mesh: Mesh) -> Trainee:
@@ -292,12 +292,12 @@ def _trainee(
     )
 
 
-def _alone(spec: Spec) -> Trainee:
+def _alone(spec: Spec, recompute: str) -> Trainee:
     with torch.device("meta"):
         decoder = Decoder(spec.model)
     decoder.to_empty(device="cpu")
     initialise(decoder, spec.model, spec.seed)
-    compute = ComputeModel(decoder, spec.precision)
+    compute = ComputeModel(decoder, spec.precision, recompute)
     return Trainee(
         spec=spec,
         compute=compute,
