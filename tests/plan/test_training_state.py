@@ -81,7 +81,7 @@ def test_a_checkpoint_is_as_large_as_what_the_optimizer_keeps(sets):
 
     spec = draft(*sets)
     with torch.device("meta"):
-        kept = build_optimizer(Decoder(spec.model), spec.optimizer, spec.model).state_tensors()
+        kept = build_optimizer(Decoder(spec.model), spec.optimizer).state_tensors()
     size = PlanFacts(spec, where(), None).checkpoint_size
     assert size.value == sum(tensor.nbytes for tensor in kept.values())
     muon, stored = count_muon(spec), count_parameters(spec.model).stored

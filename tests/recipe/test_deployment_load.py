@@ -41,11 +41,6 @@ def test_the_processes_of_one_machine_run_larger_deployments_are_planned():
         load_deployment(None, [*sets, "nodes=2", "layouts.default.dp_replicate=2"])
 
 
-def test_P6_axes_that_the_engine_does_not_have_are_refused_by_name():
-    with pytest.raises(ConfigError, match=r"layouts.default.pp = 2(?s:.*)dp_replicate, dp_shard, tp"):
-        load_deployment(None, ["processes_per_node=2", "layouts.default.pp=2"])
-
-
 def test_threads_are_shared_by_the_processes_of_a_machine():
     cores = len(os.sched_getaffinity(0))
     two = load_deployment(None, ["processes_per_node=2", "layouts.default.dp_shard=2"])
