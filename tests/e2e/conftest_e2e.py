@@ -9,7 +9,7 @@ from pathlib import Path
 
 from headway.data.freeze import freeze
 from headway.data.manifest import DataManifest
-from headway.recipe.deployment import Deployment
+from headway.recipe.deployment import AXES, Deployment
 from headway.recipe.load import load_recipe
 from headway.rundir.create import RunInfo, create_run
 from headway.rundir.events import read_events
@@ -142,7 +142,7 @@ class Bench:
     @staticmethod
     def deployment(layouts: dict[str, dict[str, int]] | None = None, checkpoints: dict | None = None) -> Deployment:
         """One thread per process, and as many processes as the layouts (stage -> axes) ask for."""
-        worlds = {math.prod(axes.values()) for axes in (layouts or {}).values()} or {1}
+        worlds = {math.prod(axes.get(axis, 1) for axis in AXES) for axes in (layouts or {}).values()} or {1}
         return Deployment.model_validate(
             {
                 "threads": 1,
