@@ -5,7 +5,8 @@
 17M dense, T = 256, 4,096 tokens per step, bfloat16 compute over float32 weights. One process has as many threads as there are
 cores; two ranks have half of them each. Everything is measured in turn within one run:
 
-    alone, mesh of 1, alone, mesh of 1, ...             in one process, step by step: medians of ratios
+    alone, mesh of 1, sharded, alone, mesh of 1, ...    in one process, step by step: medians of ratios. A mesh of one rank is
+                                                        one process; sharded: the path of several ranks on one
     alone, fsdp2, plain loop, plain loop under fsdp2    blocks of steps, in turn; the ranks wait while others are measured
 
 ``plain``: ``plain_gpt.py`` with torch's ``fully_shard`` over blocks and root, mixed precision, its own clipping and fused AdamW:
@@ -40,7 +41,7 @@ from headway.recipe.resolve import resolve
 from headway.recipe.spec import BatchPhase, PrecisionSpec, Spec
 from headway.train.feed import Replica
 from headway.train.prove.batches import RandomFeed
-from headway.train.setup import Trainee, build_trainee
+from headway.train.setup import Trainee, build_trainee, sharded
 from headway.train.step import train_step
 from model_family import DENSE
 from plain_gpt import PlainGpt
@@ -85,12 +86,14 @@ def overhead_of_a_mesh(rounds: int) -> dict[str, float]:
         dist.init_process_group("gloo", store=dist.FileStore(f"{directory}/store", 1), rank=0, world_size=1)
         alone = stepper(build_trainee(spec), RandomFeed(spec, SEQUENCES))
         meshed = stepper(build_trainee(spec, Mesh(Axes())), RandomFeed(spec, SEQUENCES))
-        pairs = [(alone(n), meshed(n)) for n in range(WARM_STEPS + 8 * rounds)]
+        divided = stepper(sharded(spec, Mesh(Axes())), RandomFeed(spec, SEQUENCES))
+        timed = [(alone(n), meshed(n), divided(n)) for n in range(WARM_STEPS + 8 * rounds)]
         dist.destroy_process_group()
-    kept = pairs[WARM_STEPS:]
+    kept = timed[WARM_STEPS:]
     return {
-        "mesh_of_1_over_alone": statistics.median(mine / plain for plain, mine in kept),
-        "alone_step_ms": 1e3 * statistics.median(plain for plain, _ in kept),
+        "mesh_of_1_over_alone": statistics.median(mine / plain for plain, mine, _ in kept),
+        "sharded_on_one_rank_over_alone": statistics.median(mine / plain for plain, _, mine in kept),
+        "alone_step_ms": 1e3 * statistics.median(plain for plain, *_ in kept),
     }
 
 

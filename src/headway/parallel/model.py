@@ -36,6 +36,7 @@ from headway.model.weight import Norm, Weight
 from headway.parallel.context_parallel import BalancedChunks
 from headway.parallel.divide import cut_dimension, is_of_experts, part
 from headway.parallel.expert import ExpertExchange
+from headway.parallel.host_sums import HostReduceScatter
 from headway.parallel.mesh import Mesh
 from headway.parallel.state import LocalParts, rectangle_of
 from headway.parallel.tensor import TensorRanks
@@ -50,7 +51,7 @@ class ShardedModel:
     def __init__(self, spec: ModelSpec, precision: PrecisionSpec, seed: int, mesh: Mesh, piece: Piece | None = None):
         """``piece``: of a pipeline, whose weights stay gathered through a step (``parallel/pipeline.py``)."""
         self.spec, self.mesh = spec, mesh
-        self.reshards = mesh.axes.zero == 3 and piece is None
+        self.reshards = mesh.axes.zero == 3 and piece is None and mesh.axes.dp_shard * mesh.axes.cp > 1
         kinds = parameter_precisions(spec, precision)
         self.dtypes = {name: COMPUTE_DTYPES[kind] for name, kind in kinds.items()}
         self.dtype = COMPUTE_DTYPES[precision.compute]
@@ -101,6 +102,8 @@ class ShardedModel:
         for module in self._groups():
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
+            if self.mesh.device == "cpu":
+                module.set_custom_reduce_scatter(HostReduceScatter())
 
     def _group(self, module: nn.Module, states: DeviceMesh, *, reshard: bool) -> None:
         grouped = {p for inner in module.modules() if isinstance(inner, FSDPModule) for p in inner.parameters()}

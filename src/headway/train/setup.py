@@ -262,13 +262,17 @@ def open_data(data_directory: Path, spec: Spec) -> tuple[TokenReader, Tokenizer]
 def build_trainee(spec: Spec, mesh: Mesh | None = None, recompute: str = "none") -> Trainee:
     """Model on initial weights (a pure function of seed, name and index) and optimiser with zero moments.
 
-    With a ``mesh``: this rank's part of both, by the mesh's axes; ``recompute`` is that of one process.
+    With a ``mesh``: this rank's part of both, by the mesh's axes; ``recompute`` is that of one process. A mesh of one rank has
+    nothing to share out: it is one process.
     """
     refuse_untrainable(spec.precision)
-    return _alone(spec, recompute) if mesh is None else _sharded(spec, mesh)
+    if mesh is None or mesh.axes.world == 1:
+        return _alone(spec, recompute if mesh is None else mesh.axes.recompute)
+    return sharded(spec, mesh)
 
 
-def _sharded(spec: Spec, mesh: Mesh) -> Trainee:
+def sharded(spec: Spec, mesh: Mesh) -> Trainee:
+    """A rank's part, also where there is only one."""
     if mesh.axes.pp > 1:
         pipeline = Pipeline(spec.model, spec.precision, spec.seed, mesh)
         return _trainee(spec, mesh, pipeline, pipeline, pipeline.parts, pipeline.decoders)
