@@ -13,10 +13,9 @@ import torch.distributed as dist
 from layout_cases import described
 from torch import Tensor
 
-from headway.base.errors import ConfigError
 from headway.model.experts import Runs
 from headway.parallel.divide import is_of_experts
-from headway.parallel.expert import ExpertExchange, make_routes, refuse_experts
+from headway.parallel.expert import ExpertExchange, make_routes
 from headway.parallel.mesh import Axes, Mesh
 from headway.parallel.model import ShardedModel
 from headway.parallel.state import Rectangle, holds_first_copy, rectangle_of
@@ -120,24 +119,3 @@ def test_first_copies_cover_every_expert_once(pool, axes):
 
 
 # --- what cannot be
-
-
-@pytest.mark.parametrize(
-    ("preset", "axes", "seen", "way_out"),
-    [
-        ("proxy", {"dp_shard": 2, "ep": 2}, "without experts", "ep 1"),
-        ("mixtral-8x7b", {"dp_shard": 3, "ep": 3}, "ep 3 for 8 experts", "ep 1"),
-        ("mixtral-8x7b", {"dp_shard": 4, "ep": 8}, "dp_shard 4 x cp 1 = 4 ranks", "ep 4"),
-        ("mixtral-8x7b", {"dp_shard": 2, "cp": 3, "ep": 4}, "dp_shard 2 x cp 3 = 6 ranks", "ep 2"),
-    ],
-)
-def test_what_does_not_fit_is_refused(preset, axes, seen, way_out):
-    with pytest.raises(ConfigError) as refused:
-        refuse_experts(described(preset).model, Axes(**axes))
-    assert seen in str(refused.value)
-    assert way_out in str(refused.value)
-
-
-@pytest.mark.parametrize("axes", [{}, {"dp_shard": 2, "cp": 2, "ep": 4}, {"dp_replicate": 3, "dp_shard": 8, "ep": 8}], ids=str)
-def test_what_fits_is_not(axes):
-    refuse_experts(described("mixtral-8x7b").model, Axes(**axes))

@@ -41,6 +41,15 @@ def test_the_processes_of_one_machine_run_larger_deployments_are_planned():
         load_deployment(None, [*sets, "nodes=2", "layouts.default.dp_replicate=2"])
 
 
+def test_how_a_layout_is_carried_out_is_run_and_what_is_only_planned_is_refused():
+    sets = ["processes_per_node=4", "layouts.default.pp=2", "layouts.default.dp_shard=2", "layouts.default.ep=2"]
+    run = ["pipeline=interleaved", "virtual=2", "zero=2", "recompute=full"]
+    assert load_deployment(None, [*sets, *(f"layouts.default.{field}" for field in run)]).world == 4
+    for planned in ("micro_batch=2", "sequence_parallel=false", "offload=true"):
+        with pytest.raises(ConfigError, match="planned, not run"):
+            load_deployment(None, [*sets, f"layouts.default.{planned}"])
+
+
 def test_threads_are_shared_by_the_processes_of_a_machine():
     cores = len(os.sched_getaffinity(0))
     two = load_deployment(None, ["processes_per_node=2", "layouts.default.dp_shard=2"])

@@ -17,6 +17,23 @@ if TYPE_CHECKING:
     from headway.recipe.spec import Spec
 
 
+UNDRY = {"pp": 1, "cp": 1, "ep": 1, "virtual": 1, "recompute": "none"}
+"""What a dry run has no counterpart for in the plan, with the only value that it takes."""
+
+
+def refuse_undry(layout: Layout) -> None:
+    """ConfigError for what is run and planned, and not yet run dry."""
+    for name, only in UNDRY.items():
+        value = getattr(layout, name)
+        if str(value) != str(only):
+            raise ConfigError(
+                f"--layout {name}={value}",
+                "a dry run takes dp_replicate, dp_shard and tp: what the others exchange is not set beside the plan yet",
+                f"leave {name} out; headway plan has it, and headway prove and headway run carry it out",
+                "--layout",
+            )
+
+
 def dryrun(
     recipe: RecipeArgument,
     /,
@@ -25,7 +42,7 @@ def dryrun(
         str,
         Parameter(
             metavar="LAYOUT",
-            help="Sizes of the mesh axes (pp, dp_replicate, dp_shard, cp, tp, ep), zero and micro_batch (sequences), such as "
+            help="Sizes of the axes that a dry run takes (dp_replicate, dp_shard, tp), zero and micro_batch (sequences), such as "
             "tp=8,dp_shard=2048.",
         ),
     ],
@@ -46,6 +63,7 @@ def dryrun(
 
     require_engine()
     spec, sizes = read(recipe, overrides or ()), read_layout(layout, world)
+    refuse_undry(sizes)
     at = stage_of(spec, stage)
     task = spec.stages[at]
     work = engine_work(spec.model, spec.precision, task.sequence_length, max(p.batch_sequences for p in task.phases))

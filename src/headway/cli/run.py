@@ -90,6 +90,7 @@ def resume(run: RunArgument, /, *, deployment: OtherDeploymentOption = None, jso
 
 def other_deployment(run: Any, source: str | Path) -> dict[str, Any]:
     """Resolved, checked against the run's stages; a run keeps the second place of its checkpoints."""
+    from headway.recipe.engine_layouts import check_layouts
     from headway.recipe.load import load_deployment
     from headway.recipe.placement import check_stages, settle
     from headway.rundir.segments import deployment_of
@@ -97,6 +98,7 @@ def other_deployment(run: Any, source: str | Path) -> dict[str, Any]:
     spec, before = run.spec(), deployment_of(run)
     loaded = load_deployment(source)
     check_stages(loaded, [stage.name for stage in spec.stages])
+    check_layouts(loaded, spec)
     resolved = settle(loaded, spec.precision.compute).resolved()
     now, then = resolved["checkpoints"]["mirror"], before.get("checkpoints", {}).get("mirror")
     if now != then:

@@ -29,10 +29,7 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 from torch.distributed import _functional_collectives as functional
 
-from headway.base.errors import ConfigError
 from headway.model.experts import Runs
-from headway.parallel.mesh import Axes
-from headway.recipe.spec import ModelSpec
 
 
 class ExpertExchange:
@@ -110,19 +107,3 @@ class _Leave(Function):
     @once_differentiable
     def backward(ctx: Any, grad_MD: Tensor) -> tuple[Tensor, None]:
         return ctx.routes.arrive(grad_MD), None
-
-
-def refuse_experts(model: ModelSpec, axes: Axes) -> None:
-    """ConfigError where ``axes`` cannot lay the experts of ``model`` over ranks."""
-    if axes.ep == 1:
-        return
-    shards = axes.dp_shard * axes.cp
-    if model.experts is None:
-        raise ConfigError(f"ep {axes.ep} for a model without experts", "ep spreads experts over ranks", "ep 1")
-    fitting = [ways for ways in range(1, shards + 1) if shards % ways == 0 and model.experts.experts % ways == 0]
-    nearest = min(fitting, key=lambda ways: (abs(ways - axes.ep), ways))
-    if model.experts.experts % axes.ep:
-        raise ConfigError(f"ep {axes.ep} for {model.experts.experts} experts", "each rank holds as many experts", f"ep {nearest}")
-    if shards % axes.ep:
-        seen = f"ep {axes.ep} over dp_shard {axes.dp_shard} x cp {axes.cp} = {shards} ranks"
-        raise ConfigError(seen, "experts lie over dp_shard x cp", f"ep {nearest}")

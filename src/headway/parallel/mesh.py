@@ -53,7 +53,9 @@ class Axes:
         return self.dp_replicate * self.dp_shard
 
     def __str__(self) -> str:
-        shown = [f"{name} {getattr(self, name)}" for name in (*AXES, "ep") if getattr(self, name) > 1]
+        """As records compare it: whatever may change the order of additions."""
+        shown = [f"{name} {getattr(self, name)}" for name in (*AXES, "ep", "virtual") if getattr(self, name) > 1]
+        shown += [self.pipeline] if self.pp > 1 and self.pipeline != "1f1b" else []
         return " x ".join(shown) or "1 process"
 
 

@@ -18,15 +18,8 @@ def over_routed(x: Tensor, mesh: Mesh | None) -> Tensor:
     return x
 
 
-def over_tokens(x: Tensor, mesh: Mesh | None) -> Tensor:
-    """The sum over all ranks that have rows of their own, on each, in place. Stages of a pipeline keep theirs apart."""
-    if mesh is not None:
-        dist.all_reduce(x, group=mesh.batch_group)
-    return x
-
-
 def over_batch(x: Tensor, mesh: Mesh | None) -> Tensor:
-    """The same over the stages too: each adds what arises on it."""
+    """The sum over all ranks that have rows of their own, and over the stages of a pipeline: each adds what arises on it."""
     if mesh is not None:
         dist.all_reduce(x, group=mesh.losses_group)
     return x

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 PLANNED_FIELDS = {"checkpoints": ("every", "bytes_per_parameter", "tiers"), "failures": ("pauses", "elastic")}
 """Of sections whose other fields are acted upon, or only say what is the case."""
+PLANNED_OF_LAYOUTS = ("micro_batch", "sequence_parallel", "offload")
+"""Of a layout: the engine's micro-batch is in tokens and the deployment's, tensor parallelism always divides the tokens too."""
 MEMORY_TOLERANCE = 1.08
 """Sizes are written in GB and GiB; nothing that is sold differs from its neighbour by less."""
 
@@ -143,7 +145,7 @@ def _check_alternatives(deployment: Deployment) -> Iterator[Finding]:
 def _check_planned_only(deployment: Deployment) -> Iterator[Finding]:
     """What describes a run that this engine does not carry out: refused, so that nobody believes it was acted upon."""
     for name, layout in deployment.layouts.items():
-        extras = [field for field in _changed(layout) if field not in (*AXES, "ep")]
+        extras = [field for field in _changed(layout) if field in PLANNED_OF_LAYOUTS]
         yield from _planned_not_run(("layouts", name), extras, layout)
     for section in ("state", "implementation"):
         value = getattr(deployment, section)

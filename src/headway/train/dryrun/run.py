@@ -123,8 +123,8 @@ def _run(request: Request, layers: int) -> _Step:
     mesh.device = "cpu"
     shape = (request.micro_batch, stage.sequence_length)
     position_BT = torch.arange(shape[1]).expand(shape).contiguous()
-    context = make_context(position_BT, torch.zeros(shape, dtype=torch.long), spec, stage.rope, model.dtype)
-    context, z_weight = replace(context, ranks=model.ranks), request.spec.stability.z_loss
+    document_BT, z_weight = torch.zeros(shape, dtype=torch.long), request.spec.stability.z_loss
+    context = make_context(position_BT, document_BT, spec, stage.rope, model.dtype, model.ranks)
     with FakeTensorMode(allow_non_fake_inputs=True):
         model.allocate()
         parameters = sum(part.numel() for part in model.parts.local.values())

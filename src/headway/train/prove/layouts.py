@@ -1,6 +1,6 @@
 """Which layouts are proven: a table, of which a machine takes what it has processes for, and a model what its sizes allow.
 
-What this version's engine does not run stays in the table: it is listed as not run, with the reason.
+What the architecture or the number of processes does not allow is listed as not run, with the reason.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ TABLE: dict[str, dict[str, Any]] = {
     "tp4": {"tp": 4},
     "fsdp2 x tp2": {"dp_shard": 2, "tp": 2},
     "pp2": {"pp": 2},
+    "pp2, gpipe": {"pp": 2, "pipeline": "gpipe"},
     "pp2, interleaved": {"pp": 2, "virtual": 2, "pipeline": "interleaved"},
-    "pp2, zero-bubble": {"pp": 2, "virtual": 2, "pipeline": "zero-bubble", "zero": 2},
+    "pp2, zero-bubble": {"pp": 2, "virtual": 2, "pipeline": "zero-bubble"},
     "pp4": {"pp": 4},
     "pp2 x fsdp2": {"pp": 2, "dp_shard": 2},
     "pp2 x tp2": {"pp": 2, "tp": 2},

@@ -29,7 +29,7 @@ from headway.parallel.pool import Pool
 from headway.recipe.engine_layouts import Sizes, Task, runs
 from headway.recipe.spec import PrecisionSpec, Spec
 from headway.train.environment import full_environment
-from headway.train.prove.compare import REASONS, TOLERANCES, Finding, compare
+from headway.train.prove.compare import BFLOAT16, REASONS, TOLERANCES, Finding, compare
 from headway.train.prove.continuation import Ended, Leg, train_alone, train_rank
 from headway.train.prove.layouts import Entry, asked, chosen, runnable, widest
 from headway.train.prove.miniature import small_spec
@@ -38,8 +38,6 @@ from headway.train.prove.rank import CURVE_STEPS, Work, measure_alone, measure_r
 MICRO_SEQUENCES = 3
 """Of one forward pass: four passes alone, and parts that do not divide for three replicas."""
 QUICK_CHANGES = 1
-SIXTEEN_BITS = 2.0**16
-"""bfloat16 keeps 8 bits of a number where float32 keeps 24: tolerances are as many times wider."""
 EXACT, CONTINUED = "the same state, to the bit", "the curve goes on"
 HOLDS, DIFFERS, FAILED, NOT_RUN = "holds", "differs", "failed", "not run"
 Record = dict[str, Any]
@@ -130,7 +128,7 @@ def _own_precision(proof: _Proof, small: Spec) -> Iterator[Record]:
     except RunError as error:
         yield _record("layout", f"{entry.name}, {compute}", FAILED, reason=str(error), axes=_axes(entry), precision=compute)
         return
-    findings = compare(measured, measure_alone(work), wider=SIXTEEN_BITS)
+    findings = compare(measured, measure_alone(work), wider=BFLOAT16)
     yield _judged("layout", f"{entry.name}, {compute}", findings, began, axes=_axes(entry), precision=compute)
 
 
@@ -234,7 +232,7 @@ def _evidence(work: Work, found: list[Record], ranks: int) -> Record:
             "sequence_tokens": work.spec.stages[0].sequence_length,
         },
         "tolerances": {what: {"tolerance": value, "reason": REASONS[what]} for what, value in TOLERANCES.items()},
-        "wider_in_16_bits": SIXTEEN_BITS,
+        "wider_in_16_bits": BFLOAT16,
         "layouts": [record for record in found if record["kind"] == "layout"],
         "continuations": [record for record in found if record["kind"] == "continuation"],
     }
