@@ -109,9 +109,7 @@ def test_one_cadence_of_checkpoints_counts():
 @pytest.mark.parametrize(
     "override",
     [
-        "layouts.default.recompute=full",
         "layouts.default.micro_batch=2",
-        "layouts.default.zero=1",
         "layouts.default.offload=true",
         "state.gradient_bytes=2",
         "implementation.dropout=true",
