@@ -103,6 +103,19 @@ def test_L5_a_batch_ramp(prove):
         assert failures(prove(Work(ramp, 3, 8), **axes)) == [], axes
 
 
+@pytest.mark.parametrize("axes", [{"tp": 2, "dp_shard": 4}, {"tp": 2, "cp": 2, "dp_shard": 2}], ids=str)
+def test_P1_a_vocabulary_of_which_nothing_divides(prove, axes):
+    """Rows are cut over tp, then each part over the shards: 257 = 129 + 128 = (33 + 33 + 33 + 30) + 4 x 32."""
+    spec = described("proxy", HEADS)
+    odd = replace(spec, model=replace(spec.model, vocabulary=257))
+    assert failures(prove(Work(odd, 3, SHORT), **axes)) == []
+
+
+def test_gradients_that_are_nothing_but_rounding_are_no_difference(prove):
+    """The bias of a key shifts all scores of a query alike where nothing rotates."""
+    assert failures(prove(Work(described("gpt2-124m"), 3, 2), tp=2)) == []
+
+
 # --- bit for bit
 
 

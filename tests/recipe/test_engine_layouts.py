@@ -41,6 +41,7 @@ REFUSED = [
     (TASK, Sizes(pp=16), "3 layers for pp 16 x virtual 1 = 16 chunks"),
     (TASK, Sizes(pp=2, virtual=2), "virtual 2 with pp 2 and pipeline 1f1b"),
     (TASK, Sizes(recompute="light"), "recompute light"),
+    (TASK, Sizes(pp=2, pipeline="zero-bubble", recompute="selective"), "recompute selective with pipeline zero-bubble"),
     (replace(TASK, sequence=100), Sizes(cp=4), "cp 4 for sequences of 100 tokens"),
     (TASK, Sizes(dp_shard=2, ep=2), "ep 2 for a model without experts"),
     (replace(TASK, model=ROUTED), Sizes(dp_shard=16, ep=16), "ep 16 for 8 experts"),

@@ -16,6 +16,7 @@ import xxhash
 
 from headway.base.errors import RunError
 from headway.checkpoint.tensors import bytes_view, dtype_name
+from headway.parallel.state import rectangle_of
 from headway.store.rectangle import Part, Rectangle
 
 
@@ -41,12 +42,11 @@ def _of_tensor(name: str, tensor: torch.Tensor, rank: int, world: int) -> list[L
     if not hasattr(tensor, "device_mesh"):
         offset = (0,) * tensor.ndim
         return [_part(name, tensor, tuple(tensor.shape), offset)] if owner(name, offset, world) == rank else []
-    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
-
     mesh, placements = tensor.device_mesh, tensor.placements  # type: ignore[attr-defined]
     if any(p.is_partial() for p in placements):
         raise RunError(f"{name} holds unreduced partial sums", "only reduced tensors are state", "reduce it before saving")
-    shape, offset = compute_local_shape_and_global_offset(tensor.shape, mesh, placements)
+    place = rectangle_of(tensor)
+    shape, offset = place.lengths, place.offset
     nothing = math.prod(shape) == 0 and tensor.numel() > 0  # fewer rows than ranks
     if nothing or not _owns_copy(name, offset, mesh, placements):
         return []

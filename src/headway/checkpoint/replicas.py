@@ -20,6 +20,7 @@ import torch.distributed as dist
 
 from headway.base.errors import RunError
 from headway.checkpoint.rectangles import owner
+from headway.parallel.state import rectangle_of
 
 _WORDS_BYTES = 400
 
@@ -46,10 +47,9 @@ def local_share(name: str, tensor: torch.Tensor, holders: dist.ProcessGroup | No
     """
     if not hasattr(tensor, "device_mesh"):
         return _plain_share(name, tensor.detach(), (holders or dist.group.WORLD) if together else None)
-    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
-
     mesh, placements = tensor.device_mesh, tensor.placements  # type: ignore[attr-defined]
-    shape, offset = compute_local_shape_and_global_offset(tensor.shape, mesh, placements)
+    held = rectangle_of(tensor)
+    shape, offset = held.lengths, held.offset
     axes = [axis for axis, p in enumerate(placements) if p.is_replicate() and mesh.size(axis) > 1 and together]
     chosen = _coordinates(owner(name, tuple(offset), math.prod(mesh.size(axis) for axis in axes)), [mesh.size(a) for a in axes])
     here = [mesh.get_local_rank(axis) for axis in axes]

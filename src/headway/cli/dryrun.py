@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from headway.recipe.spec import Spec
 
 
-UNDRY = {"pp": 1, "cp": 1, "ep": 1, "virtual": 1, "recompute": "none"}
+UNDRY = {"pp": 1, "cp": 1, "ep": 1, "virtual": 1, "recompute": "none", "sequence_parallel": True, "offload": False}
 """What a dry run has no counterpart for in the plan, with the only value that it takes."""
 
 

@@ -54,7 +54,8 @@ class TensorRanks(Ranks):
     def all_columns(self, x_NV: Tensor) -> Tensor:
         """Parts may differ in width: the widest travel, and are cut."""
         widest = self.maximum(torch.tensor(x_NV.shape[1], device=x_NV.device))
-        widths = functional.wait_tensor(functional.all_gather_single(torch.tensor([x_NV.shape[1]]), 0, self.group)).tolist()
+        own = torch.tensor([x_NV.shape[1]], device=x_NV.device)
+        widths = functional.wait_tensor(functional.all_gather_single(own, 0, self.group)).tolist()
         padded = torch.nn.functional.pad(x_NV, (0, int(widest) - x_NV.shape[1]))
         parts = _gathered(padded, self.group).split(int(widest), 1)
         return torch.cat([piece[:, :width] for piece, width in zip(parts, widths, strict=True)], 1)

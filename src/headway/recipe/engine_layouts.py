@@ -169,6 +169,9 @@ def _zero(task: Task, sizes: Sizes) -> Problem | None:
 
 
 def _recompute(task: Task, sizes: Sizes) -> Problem | None:
+    if sizes.recompute == "selective" and sizes.pp > 1 and sizes.pipeline == "zero-bubble":
+        rule = "gradients of weights and of activations are two backward passes there, and what was kept serves one"
+        return Problem("recompute selective with pipeline zero-bubble", rule, "recompute full or none")
     if sizes.recompute in ("none", "selective", "full"):
         return None
     rule = "a block is computed again as a whole (full), or all but its products with weights (selective)"

@@ -65,7 +65,8 @@ class Sums:
     def read(self, mesh: Mesh | None, wish: bool) -> tuple[list[float], bool]:
         """Losses over the whole batch of the step (a stage of a pipeline may have none of them), then routing; and whether any
         rank has a ``wish``, which travels with them."""
-        losses = torch.zeros(3, dtype=torch.float64) if self.losses is None else self.losses
+        device = mesh.device if mesh is not None else "cpu"
+        losses = torch.zeros(3, dtype=torch.float64, device=device) if self.losses is None else self.losses
         routing = losses.new_zeros(1) if self.routing is None else self.routing
         if mesh is None:
             return [*losses.tolist(), *routing.tolist()], wish

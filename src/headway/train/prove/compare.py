@@ -76,7 +76,7 @@ def compare(found: Measured, reference: Measured, *, wider: float = 1.0) -> list
         "gradients": {name: _distance(found.gradients, g, name, floor) for name, g in reference.gradients.items()},
         "norm": {"step 1": _relative(found.norm, reference.norm)},
         "moments": {name: _distance(found.updated, m, name, _floor(name, floor)) for name, m in moments.items()},
-        "update": {name: _moved(found, reference, name, sizes[name]) for name in weights},
+        "update": {name: _moved(found, reference, name, (sizes[name], floor)) for name in weights},
         "curve": {f"step {step}": _relative(*pair) for step, pair in enumerate(zip(found.losses, reference.losses), start=1)},
     }
     return [_worst(what, differences, TOLERANCES[what] * wider) for what, differences in kinds.items()]
@@ -115,14 +115,17 @@ def _distance(found: dict[str, Tensor], value: Tensor, name: str, floor: float) 
     return apart / size if size else (0.0 if apart == 0.0 else float("inf"))
 
 
-def _moved(found: Measured, reference: Measured, name: str, size: float) -> float:
-    """Of weights after one step, where their gradients are not ``SMALL``."""
+def _moved(found: Measured, reference: Measured, name: str, sizes: tuple[float, float]) -> float:
+    """Of weights after one step, where their gradients are not ``SMALL``; ``sizes``: of the weight, and the gradients' floor.
+    A gradient below that is rounding (that of a key's bias, without rotations, is 0 but for it), and its steps are too.
+    """
+    size, floor = sizes
     weight, gradient = reference.updated[f"param/{name}"], reference.gradients.get(name)
     other = found.updated.get(f"param/{name}")
     if other is None or other.shape != weight.shape:
         return float("inf")
     if gradient is not None:
-        least = SMALL * gradient.square().mean().sqrt()
+        least = torch.inf if gradient.norm() < floor else SMALL * gradient.square().mean().sqrt()
         other = torch.where((gradient != 0) & (gradient.abs() < least), weight, other)
     return _distance({name: other}, weight, name, size)
 
