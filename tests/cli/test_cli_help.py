@@ -18,7 +18,7 @@ INNER = [(group, verb) for group, verbs in GROUPS.items() for verb in verbs]
 ALL = [(), *((verb,) for verb in VERBS), ("checkpoint",), *INNER]
 HELP_SECONDS = 0.2
 """What a person does not notice."""
-BARE_INTERPRETERS = 10
+BARE_INTERPRETERS = 14
 """The same limit where the machine is slow or busy: starting Python alone takes 20 ms on a quiet one."""
 
 
