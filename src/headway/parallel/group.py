@@ -38,8 +38,7 @@ class Member:
 
 def join(member: Member, device: str = "cpu", given_up: Callable[[], object] = lambda: False) -> None:
     """Become a rank of the default group. EnvironmentFault names the ranks that did not come; ``given_up``: stop waiting."""
-    for name, value in LOOPBACK.items():
-        os.environ.setdefault(name, value)
+    use_loopback()
     store = dist.FileStore(member.meeting, member.world)
     store.set_timeout(datetime.timedelta(seconds=MEETING_SECONDS))
     store.set(_here(member.rank), "1")
@@ -53,9 +52,15 @@ def join(member: Member, device: str = "cpu", given_up: Callable[[], object] = l
     )
 
 
-def limit_waits() -> None:
-    """Give every group there is the time-out of the default one: those of a mesh have torch's own, whatever was asked for."""
-    timeout = datetime.timedelta(seconds=COLLECTIVE_SECONDS)
+def use_loopback() -> None:
+    """Ranks of one machine meet on its loopback interface alone, unless the environment names another."""
+    for name, value in LOOPBACK.items():
+        os.environ.setdefault(name, value)
+
+
+def limit_waits(seconds: float = COLLECTIVE_SECONDS) -> None:
+    """Give every group there is the same time-out: those of a mesh have torch's own, whatever the default one was given."""
+    timeout = datetime.timedelta(seconds=seconds)
     for group in list(dist.distributed_c10d._world.pg_map):
         dist.distributed_c10d._set_pg_timeout(timeout, group)
 

@@ -23,6 +23,7 @@ import torch
 import torch.distributed as dist
 
 from headway.base.errors import HeadwayError, RunError
+from headway.parallel.group import use_loopback
 
 TIMEOUT_SECONDS = 120.0
 """Of a collective: a rank that has failed leaves the others waiting no longer than this, and mostly ends them at once."""
@@ -102,6 +103,7 @@ class _Failed:
 
 def _serve(pipe: Connection, threads: int) -> None:
     torch.set_num_threads(threads)
+    use_loopback()
     with contextlib.suppress(EOFError, ConnectionError, KeyboardInterrupt):
         while True:
             task, arguments, rank, world, store = pipe.recv()

@@ -18,7 +18,9 @@ import torch.distributed as dist
 
 from headway.checkpoint.load import Sources, load_state
 from headway.checkpoint.rectangles import local_rectangles
+from headway.parallel.group import limit_waits
 from headway.parallel.mesh import Axes, Mesh
+from headway.parallel.pool import TIMEOUT_SECONDS
 from headway.store.names import CheckpointName
 from headway.store.save import ManifestFields, commit, enter_save, write_rank
 from headway.train.feed import Replica
@@ -61,6 +63,7 @@ def train_alone(leg: Leg) -> Ended:
 def train_rank(leg: Leg, axes: Axes) -> Ended | None:
     """One rank of the default group; rank 0 has the answer."""
     mesh = Mesh(axes)
+    limit_waits(TIMEOUT_SECONDS)
     ended = _train(leg, build_trainee(leg.work.spec, mesh), Replica(mesh.replica, axes.replicas))
     return ended if dist.get_rank() == 0 else None
 

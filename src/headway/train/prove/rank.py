@@ -16,7 +16,9 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from headway.parallel.group import limit_waits
 from headway.parallel.mesh import Axes, Mesh
+from headway.parallel.pool import TIMEOUT_SECONDS
 from headway.recipe.spec import Spec
 from headway.train.feed import Replica
 from headway.train.prove.batches import RandomFeed
@@ -54,6 +56,7 @@ def measure_alone(work: Work) -> Measured:
 def measure_rank(work: Work, axes: Axes) -> Measured | None:
     """One rank of the default group; rank 0 has the answer, the others have helped."""
     mesh = Mesh(axes)
+    limit_waits(TIMEOUT_SECONDS)
     trainee = build_trainee(work.spec, mesh)
     measured = _measure(work, trainee, RandomFeed(work.spec, work.micro_sequences, Replica(mesh.replica, axes.replicas)))
     return measured if torch.distributed.get_rank() == 0 else None
