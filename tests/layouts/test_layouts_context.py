@@ -18,7 +18,7 @@ from layout_cases import described, failures, reference
 from headway.base.errors import ConfigError, RunError
 from headway.evaluate.held_out import HeldOut, held_out_loss
 from headway.evaluate.sample import greedy
-from headway.model import context
+from headway.model import context, objective
 from headway.model.columns import Columns
 from headway.model.context import Visible
 from headway.model.objective import TrainingSums, training_sums
@@ -28,7 +28,6 @@ from headway.parallel.context_parallel import BalancedChunks, length_step, refus
 from headway.parallel.mesh import Axes, Mesh
 from headway.parallel.model import ranks_of
 from headway.recipe.spec import BatchPhase, LatentSpec, PrecisionSpec, Spec, YarnSpec
-from headway.train import step
 from headway.train.prove.batches import RandomFeed
 from headway.train.prove.compare import BFLOAT16, compare
 from headway.train.prove.miniature import LENGTH
@@ -227,7 +226,7 @@ FAULTS = {
     "gradients of keys not summed": (context_parallel._Whole, "backward", staticmethod(gradients_of_own_queries_alone)),
     "chunks taken in the order of ranks": (BalancedChunks, "columns", neighbouring_chunks),
     "dropout by the place on the rank": (Ranks, "own_columns", columns_on_the_rank),
-    "gradients divided by the ranks": (step, "training_sums", a_mean_over_ranks),
+    "gradients divided by the ranks": (objective, "training_sums", a_mean_over_ranks),
 }
 
 
