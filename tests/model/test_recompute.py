@@ -21,7 +21,8 @@ from headway.train.step import context_of
 
 
 def kept_and_gradients(preset: str, recompute: str, precision: str) -> tuple[int, dict[str, torch.Tensor]]:
-    """Bytes that the forward pass keeps for the backward pass, and what that gives."""
+    """Bytes that autograd keeps for the backward pass, and what that gives. What selective keeps of products torch holds beside
+    autograd, uncounted here: of it, only the gradients are a proof."""
     spec = small_spec(resolve(load_recipe(preset), None))
     decoder = Decoder(replace(spec.model, width=96))
     initialise(decoder, decoder.spec, 1)
