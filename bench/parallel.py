@@ -34,8 +34,8 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
+from headway.parallel.local_ranks import on_ranks
 from headway.parallel.mesh import Axes, Mesh
-from headway.parallel.pool import Pool
 from headway.recipe.load import load_recipe
 from headway.recipe.resolve import resolve
 from headway.recipe.spec import BatchPhase, PrecisionSpec, Spec
@@ -175,20 +175,20 @@ def in_turn(rounds: int, steps: int) -> dict[str, Any]:
     if importlib.util.find_spec("accelerate"):
         ranks["accelerate_fsdp2"] = accelerate_rank
     startup, refused = {}, {}
-    with Pool(axes.world, threads=max(1, CORES // axes.world)) as pool:
-        for _ in range(rounds):
-            seconds["alone"].append(our_alone(spec, steps))
-            seconds["plain"].append(plain_alone(spec, steps))
-            for name, task in list(ranks.items()):
-                try:
-                    answers = pool.run(task, axes.world, spec, axes, steps)
-                except Exception as error:
-                    refused[name] = str(error)[:300]
-                    del ranks[name]
-                    continue
-                seconds[name].append(max(answer["step"] for answer in answers))
-                if name == "fsdp2":
-                    startup = {key: max(a[key] for a in answers) for key in answers[0] if key != "step"}
+    threads = max(1, CORES // axes.world)
+    for _ in range(rounds):
+        seconds["alone"].append(our_alone(spec, steps))
+        seconds["plain"].append(plain_alone(spec, steps))
+        for name, task in list(ranks.items()):
+            try:
+                answers = on_ranks(task, axes.world, spec, axes, steps, threads=threads)
+            except Exception as error:
+                refused[name] = str(error)[:300]
+                del ranks[name]
+                continue
+            seconds[name].append(max(answer["step"] for answer in answers))
+            if name == "fsdp2":
+                startup = {key: max(a[key] for a in answers) for key in answers[0] if key != "step"}
     medians = {name: statistics.median(found) for name, found in seconds.items() if found}
     figures: dict[str, Any] = {f"{name}_step_ms": 1e3 * value for name, value in medians.items()}
     figures["fsdp2_over_alone_tokens"] = medians["alone"] / medians["fsdp2"]

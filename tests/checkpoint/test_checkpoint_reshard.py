@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from contextlib import ExitStack
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from headway.base.errors import RunError
 from headway.checkpoint.load import load_checkpoint, load_rectangle
 from headway.checkpoint.rectangles import local_rectangles, owner
+from headway.parallel.group import pretend
 from headway.store import assemble
 from headway.store.manifest import BLOCK_BYTES
 from headway.store.verify import open_checkpoint, verify
@@ -107,17 +109,13 @@ def test_a_destination_beyond_the_tensor_is_an_error(tmp_path):
 @pytest.fixture
 def fake_rank():
     """Play one rank of a group without any communication."""
-    import torch.distributed as dist
-    from torch.testing._internal.distributed.fake_pg import FakeStore
+    with ExitStack() as stack:
 
-    def start(rank, world):
-        if dist.is_initialized():
-            dist.destroy_process_group()
-        dist.init_process_group("fake", rank=rank, world_size=world, store=FakeStore())
+        def start(rank, world):
+            stack.close()
+            stack.enter_context(pretend(rank, world))
 
-    yield start
-    if dist.is_initialized():
-        dist.destroy_process_group()
+        yield start
 
 
 @pytest.mark.parametrize(

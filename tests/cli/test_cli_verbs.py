@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -147,13 +148,13 @@ def test_calibration_comes_from_the_engine(here, capsys, monkeypatch):
     measured = {"kind": "calibration", "tokens_per_second": 1000.0, "low": 900.0, "high": 1100.0}
 
     def answer(command, **options):
-        spec = json.loads(Path(command[4]).read_text())
-        asked.append([*command[1:4], spec["name"]])
+        spec = json.loads(Path(command[6]).read_text())
+        asked.append([*command[1:6], spec["name"]])
         return subprocess.CompletedProcess(command, 0, json.dumps(measured), "")
 
     monkeypatch.setattr(engine.subprocess, "run", answer)
     run_guarded(["plan", str(here / "tiny.toml"), "--calibrate", "--json"])
-    assert asked == [["-m", "headway.engine", "calibrate", "tiny"]]
+    assert asked == [["-m", "headway.engine", "--owner", str(os.getpid()), "calibrate", "tiny"]]
     assert json.loads(capsys.readouterr().out)["calibration"]["tokens_per_second"] == 1000.0
 
 
@@ -290,7 +291,7 @@ def test_sample_asks_the_engine_and_shows_the_texts(here, supervised, monkeypatc
     sent = []
 
     def answer(command, *, input, **options):
-        sent.append((command[3:], json.loads(input)))
+        sent.append((command[5:], json.loads(input)))
         texts = [{"prompt": "the ", "text": "cat\nsat"}]
         value = {"checkpoint": "g0001-s00000016", "step": 16, "texts": texts, "rejected": []}
         return subprocess.CompletedProcess(command, 0, json.dumps(value), "")

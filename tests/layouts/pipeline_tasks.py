@@ -1,4 +1,4 @@
-"""What ranks of the pool do in tests of pipelines: measure with something broken, and evaluate."""
+"""What ranks do in tests of pipelines: measure with something broken, and evaluate."""
 
 from __future__ import annotations
 

@@ -16,6 +16,7 @@ from torch import Tensor
 from headway.model.experts import Runs
 from headway.parallel.divide import is_of_experts
 from headway.parallel.expert import ExpertExchange, make_routes
+from headway.parallel.local_ranks import on_ranks
 from headway.parallel.mesh import Axes, Mesh
 from headway.parallel.model import ShardedModel
 from headway.parallel.state import Rectangle, holds_first_copy, rectangle_of
@@ -64,9 +65,9 @@ def travel(loads: list[list[int]], dtype: torch.dtype) -> tuple[bool, bool, list
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("loads", LOADS.values(), ids=LOADS)
-def test_every_row_is_computed_by_its_expert_and_comes_back(pool, loads, dtype):
+def test_every_row_is_computed_by_its_expert_and_comes_back(loads, dtype):
     ranks = len(loads)
-    found = pool.run(travel, ranks, loads, dtype)
+    found = on_ranks(travel, ranks, loads, dtype)
     rows = [values_of(rank, sum(loads[rank]), dtype).split(loads[rank]) for rank in range(ranks)]
     for rank, (right, again, seen, ends) in enumerate(found):
         assert right, "outputs and gradients"
@@ -103,9 +104,9 @@ def rectangles(axes: Axes) -> dict[str, tuple[Rectangle, bool]]:
     ],
     ids=str,
 )
-def test_first_copies_cover_every_expert_once(pool, axes):
+def test_first_copies_cover_every_expert_once(axes):
     layout = Axes(**axes)
-    found = pool.run(rectangles, layout.world, layout)
+    found = on_ranks(rectangles, layout.world, layout)
     shapes = {s.name: s.shape for s in parameter_shapes(described("mixtral-8x7b", ("model.bias=all",)).model)}
     for name in found[0]:
         covered = torch.zeros(shapes[name], dtype=torch.int64)

@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from layout_cases import described
 
+from headway.base.errors import RunError
+from headway.parallel.group import pretend
+from headway.parallel.local_ranks import in_new_process
 from headway.parallel.mesh import Axes, Mesh
 from headway.recipe.engine_layouts import Sizes, Task, refused
 from headway.train.feed import Replica
@@ -48,7 +50,7 @@ def test_P1_a_layout_is_refused_or_runs(sizes, model, length, batch, place):
     spec = small_one(model, length, batch)
     if any(refused(task, sizes) for task in Task.of(spec)):
         return
-    run_a_step(spec, sizes, rank=place.randrange(sizes.world))
+    in_new_process(run_a_step, spec, sizes, place.randrange(sizes.world))
 
 
 def small_one(model: dict, length: int, batch: int):
@@ -57,18 +59,13 @@ def small_one(model: dict, length: int, batch: int):
 
 
 def run_a_step(spec, sizes: Sizes, rank: int) -> None:
-    from torch.testing._internal.distributed.fake_pg import FakeStore
-
-    dist.init_process_group("fake", rank=rank, world_size=sizes.world, store=FakeStore())
-    try:
+    with pretend(rank, sizes.world):
         axes = Axes.of(vars(sizes))
         mesh = Mesh(axes)
         trainee = build_trainee(spec, mesh)
         feed = RandomFeed(spec, 2, Replica(mesh.replica, axes.replicas))
         train_step(trainee, feed.fetch(0), 1e-3)
         assert trainee.parameters
-    finally:
-        dist.destroy_process_group()
 
 
 @pytest.mark.parametrize(
@@ -84,5 +81,5 @@ def test_what_is_refused_would_fail(model, sizes):
     """So the rules are not there for nothing."""
     spec = small_one({"kv_heads": 4, "heads": 4} | model, 12, 2)
     assert refused(Task.of(spec)[0], sizes)
-    with pytest.raises((RuntimeError, IndexError, ValueError, AssertionError)):
-        run_a_step(spec, sizes, rank=sizes.world - 1)
+    with pytest.raises(RunError, match=r"^(RuntimeError|IndexError|ValueError|AssertionError)"):
+        in_new_process(run_a_step, spec, sizes, sizes.world - 1)

@@ -12,6 +12,7 @@ import pytest
 import torch
 from layout_cases import described, failures
 
+from headway.parallel.local_ranks import on_ranks
 from headway.parallel.mesh import Axes
 from headway.recipe.spec import BatchPhase
 from headway.train.prove.compare import BFLOAT16
@@ -124,10 +125,10 @@ def two_micro_batches_of_six(spec) -> Work:
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-def test_two_shards_are_two_micro_batches_bit_for_bit(pool, precision):
+def test_two_shards_are_two_micro_batches_bit_for_bit(precision):
     """A sum of two has one order. Only the norm is summed over parts."""
     work = two_micro_batches_of_six(described("proxy", (*HEADS, "optimizer.clip_norm=0"), precision))
-    alone, found = measure_alone(work), pool.run(measure_rank, 2, work, Axes(dp_shard=2))[0]
+    alone, found = measure_alone(work), on_ranks(measure_rank, 2, work, Axes(dp_shard=2))[0]
     assert found.losses == alone.losses
     assert all(torch.equal(found.gradients[name], gradient) for name, gradient in alone.gradients.items())
     assert all(torch.equal(found.updated[name], value) for name, value in alone.updated.items())
@@ -139,8 +140,8 @@ def seeded_otherwise(work: Work, axes: Axes) -> Measured | None:
     return measure_rank(work, axes)
 
 
-def test_torchs_generator_plays_no_part(pool):
+def test_torchs_generator_plays_no_part():
     work, axes = dense("model.dropout=0.1", steps=2), Axes(dp_shard=2)
-    found, again = (pool.run(task, 2, work, axes)[0] for task in (measure_rank, seeded_otherwise))
+    found, again = (on_ranks(task, 2, work, axes)[0] for task in (measure_rank, seeded_otherwise))
     assert found.losses == again.losses
     assert all(torch.equal(again.updated[name], value) for name, value in found.updated.items())

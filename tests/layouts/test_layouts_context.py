@@ -25,6 +25,7 @@ from headway.model.objective import TrainingSums, training_sums
 from headway.model.ranks import Ranks
 from headway.parallel import context_parallel
 from headway.parallel.context_parallel import BalancedChunks, length_step, refuse_length
+from headway.parallel.local_ranks import on_ranks
 from headway.parallel.mesh import Axes, Mesh
 from headway.parallel.model import ranks_of
 from headway.recipe.spec import BatchPhase, LatentSpec, PrecisionSpec, Spec, YarnSpec
@@ -131,10 +132,10 @@ def held_out(spec: Spec, axes: Axes | None) -> HeldOut:
 
 
 @pytest.mark.parametrize("axes", [{"cp": 2}, {"cp": 2, "tp": 2}, {"tp": 2}], ids=str)
-def test_L2_held_out_loss_is_the_same_on_every_rank(pool, axes):
+def test_L2_held_out_loss_is_the_same_on_every_rank(axes):
     spec, layout = CASES["windows"], Axes(**axes)
     expected = held_out(spec, None)
-    for found in pool.run(held_out, layout.world, spec, layout):
+    for found in on_ranks(held_out, layout.world, spec, layout):
         assert found.targets == expected.targets == 12 * (LENGTH + ODD)
         assert found.nll_sum == pytest.approx(expected.nll_sum, rel=1e-6)
 
@@ -148,11 +149,11 @@ def sampled(spec: Spec, axes: Axes | None) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("axes", [{"cp": 2}, {"cp": 2, "tp": 2}, {"tp": 2}], ids=str)
-def test_continuations_of_prompts_are_the_same_on_every_rank(pool, axes):
+def test_continuations_of_prompts_are_the_same_on_every_rank(axes):
     spec, layout = CASES["windows"], Axes(**axes)
     expected = sampled(spec, None)
     assert len({tuple(ids) for ids in expected}) == len(PROMPTS)  # the model says something of its own to each
-    assert pool.run(sampled, layout.world, spec, layout) == [expected] * layout.world
+    assert on_ranks(sampled, layout.world, spec, layout) == [expected] * layout.world
 
 
 def row_sum_on_rank(axes: Axes) -> tuple[list[int], int]:
@@ -163,8 +164,8 @@ def row_sum_on_rank(axes: Axes) -> tuple[list[int], int]:
 
 
 @pytest.mark.parametrize("axes", [{"cp": 2}, {"cp": 2, "tp": 2}, {"tp": 2}], ids=str)
-def test_a_sum_over_a_row(pool, axes):
-    answers = pool.run(row_sum_on_rank, Axes(**axes).world, Axes(**axes))
+def test_a_sum_over_a_row(axes):
+    answers = on_ranks(row_sum_on_rank, Axes(**axes).world, Axes(**axes))
     assert sorted(column for columns, _ in answers for column in columns) == list(range(8))
     assert {value for _, value in answers} == {sum(column**2 for column in range(8))}
 
@@ -181,11 +182,11 @@ def test_rows_that_do_not_divide_are_refused():
     assert "12 or 24 tokens" in str(error.value)
 
 
-def test_a_rank_refuses_them_too(pool):
+def test_a_rank_refuses_them_too():
     spec = changed()
     stage = replace(spec.stages[0], sequence_length=30, tokens=64 * 12 * 30)
     with pytest.raises(RunError, match="rows of 30 tokens under cp 2"):
-        pool.run(measure_rank, 2, work_of(replace(spec, stages=(stage,))), Axes(cp=2))
+        on_ranks(measure_rank, 2, work_of(replace(spec, stages=(stage,))), Axes(cp=2))
 
 
 # --- planted faults
@@ -237,9 +238,9 @@ def measure_with(fault: str, work: Work, axes: Axes) -> Measured | None:
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_P5_a_planted_fault_is_caught(pool, fault):
+def test_P5_a_planted_fault_is_caught(fault):
     work = work_of(CASES["dropout"], steps=1)
-    findings = compare(pool.run(measure_with, 2, fault, work, Axes(cp=2))[0], reference(work))
+    findings = compare(on_ranks(measure_with, 2, fault, work, Axes(cp=2))[0], reference(work))
     assert "gradients" in {finding.what for finding in findings if not finding.holds}
 
 

@@ -12,6 +12,7 @@ import pytest
 from layout_cases import described, failures, reference
 
 from headway.model.tally import LayerTally
+from headway.parallel.local_ranks import on_ranks
 from headway.parallel.mesh import Axes, Mesh
 from headway.parallel.model import ShardedModel
 from headway.parallel.tensor import TensorRanks
@@ -119,16 +120,16 @@ def biases_after(work: Work, axes: Axes | None) -> dict[str, list[float]]:
 
 
 @pytest.mark.parametrize("axes", [UNEVEN, {"dp_shard": 2, "tp": 2, "ep": 2}], ids=str)
-def test_the_bias_is_the_same_bit_for_bit(pool, axes):
+def test_the_bias_is_the_same_bit_for_bit(axes):
     work, layout = work_of(SIGMOID, steps=4), Axes(**axes)
     alone = biases_after(work, None)
     assert any(any(bias) for bias in alone.values())
-    assert pool.run(biases_after, layout.world, work, layout) == [alone] * layout.world
+    assert on_ranks(biases_after, layout.world, work, layout) == [alone] * layout.world
 
 
-def test_records_of_routing_are_those_of_one_process(pool):
+def test_records_of_routing_are_those_of_one_process():
     work, layout = work_of(SOFTMAX, steps=1), Axes(dp_shard=2, tp=2, ep=2)
-    (alone,), found = records(work, None), pool.run(records, 4, work, layout)
+    (alone,), found = records(work, None), on_ranks(records, 4, work, layout)
     for rank in found:
         assert rank[0] == pytest.approx(alone, rel=1e-6)
 
@@ -189,17 +190,17 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake.__name__)
-def test_mistakes_are_found(pool, mistake):
+def test_mistakes_are_found(mistake):
     case, axes, kind, where = MISTAKES[mistake]
     work, layout = work_of(case, steps=1), Axes(**axes)
-    measured = pool.run(measure_mistaken, layout.world, work, layout, mistake)[0]
+    measured = on_ranks(measure_mistaken, layout.world, work, layout, mistake)[0]
     found = {finding.what: finding for finding in compare(measured, reference(work))}
     assert not found[kind].holds
     assert where in found[kind].where
 
 
-def test_filling_that_is_counted_is_found_in_the_gradients_too(pool):
+def test_filling_that_is_counted_is_found_in_the_gradients_too():
     """Through the balance and z-losses."""
     work, layout = work_of(SOFTMAX, steps=1), Axes(**UNEVEN)
-    measured = pool.run(measure_mistaken, layout.world, work, layout, filling_counted)[0]
+    measured = on_ranks(measure_mistaken, layout.world, work, layout, filling_counted)[0]
     assert not {finding.what: finding for finding in compare(measured, reference(work))}["gradients"].holds

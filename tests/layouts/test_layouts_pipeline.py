@@ -9,6 +9,7 @@ from layout_cases import described, failures, reference
 from pipeline_tasks import BROKEN, held_out, left_alone, measure_broken, recorded
 
 from headway.base.errors import ConfigError, RunError
+from headway.parallel.local_ranks import on_ranks
 from headway.parallel.mesh import Axes
 from headway.parallel.stages import equal_rounds, rank_pieces
 from headway.recipe.spec import BatchPhase
@@ -100,18 +101,18 @@ def test_bfloat16(prove, axes):
     assert failures(prove(work_of(described("small", (), "bfloat16")), wider=BFLOAT16, **axes)) == []
 
 
-def test_micro_batches_are_summed_in_float32_when_weights_come_later(pool):
+def test_micro_batches_are_summed_in_float32_when_weights_come_later():
     """As the other orders do: bfloat16 would keep 8 bits of the sum."""
     work = Work(described("proxy", (), "bfloat16"), 1, 1)
-    orders = [pool.run(measure_rank, 2, work, Axes(pp=2, pipeline=order))[0] for order in ("zero-bubble", "gpipe")]
+    orders = [on_ranks(measure_rank, 2, work, Axes(pp=2, pipeline=order))[0] for order in ("zero-bubble", "gpipe")]
     assert failures({finding.what: finding for finding in compare(*orders)}) == []
 
 
 @pytest.mark.parametrize("axes", [{"pp": 2}, {"pp": 2, "tp": 2}, INTERLEAVED | {"virtual": 3}], ids=str)
-def test_evaluation_through_the_pipeline(pool, axes):
+def test_evaluation_through_the_pipeline(axes):
     layout, work = Axes(**axes), work_of(TIED, 5)
     loss, tokens, losses = held_out(work, None)
-    for found in pool.run(held_out, layout.world, work, layout):
+    for found in on_ranks(held_out, layout.world, work, layout):
         assert found[0] == pytest.approx(loss, rel=1e-6)
         assert found[1] == (tokens if layout.tp == 1 else [])  # a prompt is not cut into equal parts
         assert found[2] == pytest.approx(losses, rel=1e-6)
@@ -126,19 +127,19 @@ def test_muon_and_other_ways_in(prove, axes):
 
 
 @pytest.mark.parametrize("axes", [{"pp": 4}, INTERLEAVED], ids=str)
-def test_every_rank_records_the_same(pool, axes):
+def test_every_rank_records_the_same(axes):
     """Losses, and loads of the least balanced layer, wherever they arise: the first stage of four has no experts."""
     layout, work = Axes(**axes), work_of(MTP)
     loss, z_loss, extra = recorded(work, None)
     assert extra["largest_load"] > 0
-    for found in pool.run(recorded, layout.world, work, layout):
+    for found in on_ranks(recorded, layout.world, work, layout):
         assert found[0] == pytest.approx(loss, rel=1e-6)
         assert found[1] == pytest.approx(z_loss, rel=1e-6)
         assert found[2] == pytest.approx(extra, rel=1e-6)
 
 
-def test_a_bad_gradient_on_one_stage_is_bad_on_all(pool):
-    assert pool.run(left_alone, 2, work_of(UNTIED), Axes(pp=2)) == [True, True]
+def test_a_bad_gradient_on_one_stage_is_bad_on_all():
+    assert on_ranks(left_alone, 2, work_of(UNTIED), Axes(pp=2)) == [True, True]
 
 
 MUTATIONS = {
@@ -152,15 +153,15 @@ MUTATIONS = {
 
 
 @pytest.mark.parametrize("broken", BROKEN)
-def test_what_is_broken_is_caught(pool, broken):
+def test_what_is_broken_is_caught(broken):
     spec, axes, seen = MUTATIONS[broken]
-    said = what_is_said(pool, broken, Work(spec, 2, 1), Axes(**axes))
+    said = what_is_said(broken, Work(spec, 2, 1), Axes(**axes))
     assert any(seen in words for words in said), said
 
 
-def what_is_said(pool, broken: str, work: Work, layout: Axes) -> list[str]:
+def what_is_said(broken: str, work: Work, layout: Axes) -> list[str]:
     try:
-        measured = pool.run(measure_broken, layout.world, broken, work, layout)[0]
+        measured = on_ranks(measure_broken, layout.world, broken, work, layout)[0]
     except RunError as error:
         return [str(error)]
     return failures({finding.what: finding for finding in compare(measured, reference(work))})

@@ -18,6 +18,7 @@ from torch.distributed.fsdp import FSDPModule
 
 from headway.model import counter_random, loss, objective
 from headway.parallel import model as sharded
+from headway.parallel.local_ranks import on_ranks
 from headway.parallel.mesh import Axes
 from headway.parallel.state import LocalParts
 from headway.parallel.tensor import TensorRanks
@@ -180,13 +181,13 @@ def work() -> Work:
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
-def test_a_planted_fault_is_caught(pool, fault):
+def test_a_planted_fault_is_caught(fault):
     axes = Axes(**FAULTS[fault])
-    assert failures({f.what: f for f in compare(pool.run(measure_rank, axes.world, work(), axes)[0], reference(work()))}) == []
-    found = pool.run(measure_faulty, axes.world, fault, work(), axes)[0]
+    assert failures({f.what: f for f in compare(on_ranks(measure_rank, axes.world, work(), axes)[0], reference(work()))}) == []
+    found = on_ranks(measure_faulty, axes.world, fault, work(), axes)[0]
     assert failures({f.what: f for f in compare(found, reference(work()))})
 
 
-def test_what_fills_a_batch_up_may_be_infinite(pool):
-    found = pool.run(measure_faulty, 5, an_infinite_filling, work(), Axes(dp_shard=5))[0]
+def test_what_fills_a_batch_up_may_be_infinite():
+    found = on_ranks(measure_faulty, 5, an_infinite_filling, work(), Axes(dp_shard=5))[0]
     assert failures({f.what: f for f in compare(found, reference(work()))}) == []

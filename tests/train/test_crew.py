@@ -13,8 +13,8 @@ from headway.base.clocks import FakeClock
 from headway.base.errors import ConfigError, EnvironmentFault
 from headway.parallel import group
 from headway.parallel.group import Member
+from headway.parallel.local_ranks import on_ranks
 from headway.parallel.mesh import Axes
-from headway.parallel.pool import Pool
 from headway.recipe.schedules import Schedule
 from headway.train.crew import Crew, Together, join
 from headway.train.setup import Phases, axes_at, end_of_layout
@@ -100,8 +100,7 @@ def agreements() -> dict[str, object]:
 
 @pytest.mark.e2e
 def test_ranks_agree_and_every_wait_of_theirs_has_an_end():
-    with Pool(2) as pool:
-        first, second = pool.run(agreements, 2)
+    first, second = on_ranks(agreements, 2)
     assert first | {"replica": (1, 2)} == second
     assert first["any"] == [True, False]
     assert (first["told"], first["words"], first["sum"]) == (7, ["rank 1: alas"], 1.5)

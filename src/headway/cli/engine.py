@@ -36,7 +36,7 @@ def ask_engine(verb: str, arguments: Sequence[str], send: Any = None) -> Any:
     saying why on stdout; with HEADWAY_DEBUG=1 all of it passes through.
     """
     require_engine()
-    command = [sys.executable, "-m", "headway.engine", verb, *arguments]
+    command = _command(verb, arguments)
     data = None if send is None else json.dumps(send)
     stderr = None if os.environ.get("HEADWAY_DEBUG") == "1" else subprocess.PIPE
     done = subprocess.run(command, input=data, stdout=subprocess.PIPE, stderr=stderr, text=True, check=False)
@@ -52,7 +52,7 @@ def ask_engine(verb: str, arguments: Sequence[str], send: Any = None) -> Any:
 def follow_engine(verb: str, arguments: Sequence[str], on_record: Callable[[Any], None]) -> None:
     """Run one engine verb to its end; ``on_record`` takes each JSON object, one a line, as it is printed. Errors as above."""
     require_engine()
-    command = [sys.executable, "-m", "headway.engine", verb, *arguments]
+    command = _command(verb, arguments)
     with tempfile.TemporaryFile("w+") as kept:
         stderr = None if os.environ.get("HEADWAY_DEBUG") == "1" else kept
         process, last = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True), ""
@@ -67,6 +67,11 @@ def follow_engine(verb: str, arguments: Sequence[str], on_record: Callable[[Any]
         if code != 0:
             kept.seek(0)
             raise engine_error(verb, code, last, kept.read())
+
+
+def _command(verb: str, arguments: Sequence[str]) -> list[str]:
+    """Whatever ends this process ends the engine: nobody would read its answer."""
+    return [sys.executable, "-m", "headway.engine", "--owner", str(os.getpid()), verb, *arguments]
 
 
 def _value(line: str) -> dict[str, Any] | None:

@@ -12,11 +12,14 @@ from dataclasses import asdict
 from pathlib import Path
 
 from headway.base.errors import CheckpointRefused, HeadwayError, RunError
+from headway.base.owner import end_with
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run one verb; the exit code is that of the error's kind."""
     options = _parser().parse_args(arguments)
+    if options.owner is not None:
+        end_with(options.owner)
     try:
         return VERBS[options.verb](options)
     except HeadwayError as error:
@@ -30,6 +33,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m headway.engine", description=__doc__)
+    parser.add_argument("--owner", type=int, default=None, metavar="PID", help="the process that asks: end when it has ended")
     verbs = parser.add_subparsers(dest="verb", required=True)
     train = verbs.add_parser("train", help="train one segment of a run (started by the supervisor)")
     train.add_argument("run", type=Path)
@@ -122,7 +126,7 @@ def _calibrate(options: argparse.Namespace) -> int:
 def _convert(options: argparse.Namespace) -> int:
     from headway.checkpoint.convert.convert import Request, convert
 
-    asked = {key: value for key, value in vars(options).items() if key != "verb"}
+    asked = {key: value for key, value in vars(options).items() if key not in ("verb", "owner")}
     print(json.dumps(convert(Request(**asked))))
     return 0
 

@@ -5,5 +5,6 @@ model.py   the model of a rank                  tensor.py             exchanges 
 state.py   its part of the state                context_parallel.py   chunks of rows, and whole rows of keys and values
 sums.py    over the ranks that have own rows    expert.py             rows on their way to experts of other ranks
 stages.py  which pieces a pipeline rank holds   pipeline.py           the model of a rank that holds pieces
-pool.py    local processes as ranks, for proofs schedule.py           torch's order of micro-batches through them
+group.py   how ranks meet, and wait             schedule.py           torch's order of micro-batches through them
+local_ranks.py  new processes as ranks, for proofs
 """

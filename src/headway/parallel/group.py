@@ -11,7 +11,8 @@ from __future__ import annotations
 import datetime
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch.distributed as dist
@@ -69,6 +70,29 @@ def leave() -> None:
     """Once all ranks are done: nobody takes its connections down while others still talk."""
     dist.barrier()
     dist.destroy_process_group()
+
+
+@contextmanager
+def pretend(rank: int, world: int) -> Iterator[None]:
+    """This process as a rank of a group whose other ranks do not exist: exchanges with them change nothing."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.init_process_group("fake", rank=rank, world_size=world, store=FakeStore())
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+        _forget_meshes()
+
+
+def _forget_meshes() -> None:
+    """DTensor remembers results by meshes, and a mesh equals one of the same shape whose groups are gone."""
+    from torch.distributed.tensor import DTensor, _redistribute, debug
+
+    debug._clear_sharding_prop_cache()
+    DTensor._op_dispatcher.sharding_propagator._propagate_tensor_meta_cached.cache_clear()
+    _redistribute.clear_redistribute_planner_cache()
+    _redistribute._gen_transform_infos.cache_clear()
 
 
 def _here(rank: int) -> str:

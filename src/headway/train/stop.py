@@ -9,24 +9,8 @@ import os
 import signal
 import sys
 import threading
-import time
 
-from headway.base.errors import EXIT_RUN
 from headway.train.crew import Crew
-
-LOOK_SECONDS = 0.5
-
-
-def end_with_parent() -> None:
-    """From now on this process ends at once when the one that started it does: for work whose every result appears whole."""
-    parent = os.getppid()
-
-    def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(LOOK_SECONDS)
-        os._exit(EXIT_RUN)
-
-    threading.Thread(target=watch, daemon=True, name="parent-watch").start()
 
 
 class StopRequest:

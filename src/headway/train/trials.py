@@ -21,6 +21,7 @@ import torch
 from headway.base.digests import sealed
 from headway.base.errors import ConfigError
 from headway.base.files import read_json, write_json
+from headway.base.owner import end_with_starter
 from headway.data.stream import Stream
 from headway.evaluate.held_out import held_out_loss
 from headway.recipe.schedules import Schedule
@@ -29,7 +30,6 @@ from headway.train.environment import full_environment
 from headway.train.feed import Feed
 from headway.train.setup import Trainee, build_trainee, open_data
 from headway.train.step import must_stop, train_step
-from headway.train.stop import end_with_parent
 
 MICRO_BATCH_TOKENS = 4096
 DIVERGED = 3.0
@@ -53,7 +53,6 @@ def run_trials(plan: Path, out: Path, data: Path, workers: int) -> dict[str, int
     directory.mkdir(parents=True, exist_ok=True)
     jobs = [Job(t, plan.parent / t["spec"], directory / f"{t['id']}.json", data) for t in content["trials"]]
     missing = sorted((job for job in jobs if not job.record.exists()), key=lambda job: -job.trial["width"])
-    end_with_parent()
     if workers == 1:
         failed = sum(map(run_trial, missing))
     else:
@@ -64,7 +63,7 @@ def run_trials(plan: Path, out: Path, data: Path, workers: int) -> dict[str, int
 
 def _pool(workers: int) -> ProcessPoolExecutor:
     """Each worker ends with this process, whatever ends it."""
-    return ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn"), initializer=end_with_parent)
+    return ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn"), initializer=end_with_starter)
 
 
 def run_trial(job: Job) -> bool:

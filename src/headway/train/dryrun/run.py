@@ -12,19 +12,18 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from itertools import groupby
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from headway.base.errors import ConfigError
 from headway.model.context import Context, make_context
 from headway.model.objective import training_sums
+from headway.parallel.group import pretend
 from headway.parallel.mesh import Axes, Mesh
 from headway.parallel.model import ShardedModel
 from headway.parallel.state import LocalParts
@@ -68,7 +67,7 @@ def dry_run(request: Request) -> dict[str, Any]:
     problems = refused(Task.of(request.spec)[request.stage], Sizes.of(request.axes))
     if problems:
         raise ConfigError(problems)
-    with _world(request.axes.world):
+    with pretend(0, request.axes.world):
         depths = _depths(request.spec.model)
         runs = [_run(request, layers) for layers in depths]
     at = depths[-1]
@@ -188,15 +187,3 @@ def _extended(runs: list[_Step], depths: tuple[int, ...], layers: int) -> _Step:
 def _order(seen: list[Exchange]) -> list[dict[str, Any]]:
     """Runs of the same exchange together."""
     return [asdict(exchange) | {"times": len(list(run))} for exchange, run in groupby(seen)]
-
-
-@contextmanager
-def _world(size: int) -> Iterator[None]:
-    """``size`` ranks of which this process is the first; exchanges with the others change nothing."""
-    from torch.testing._internal.distributed.fake_pg import FakeStore
-
-    dist.init_process_group("fake", rank=0, world_size=size, store=FakeStore())
-    try:
-        yield
-    finally:
-        dist.destroy_process_group()

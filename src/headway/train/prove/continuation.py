@@ -19,8 +19,8 @@ import torch.distributed as dist
 from headway.checkpoint.load import Sources, load_state
 from headway.checkpoint.rectangles import local_rectangles
 from headway.parallel.group import limit_waits
+from headway.parallel.local_ranks import TIMEOUT_SECONDS
 from headway.parallel.mesh import Axes, Mesh
-from headway.parallel.pool import TIMEOUT_SECONDS
 from headway.store.names import CheckpointName
 from headway.store.save import ManifestFields, commit, enter_save, write_rank
 from headway.train.feed import Replica

@@ -24,8 +24,8 @@ from typing import Any
 import torch
 
 from headway.base.errors import RunError
+from headway.parallel.local_ranks import on_ranks
 from headway.parallel.mesh import Axes
-from headway.parallel.pool import Pool
 from headway.recipe.engine_layouts import Sizes, Task, runs
 from headway.recipe.spec import PrecisionSpec, Spec
 from headway.train.environment import full_environment
@@ -58,7 +58,6 @@ class Request:
 class _Proof:
     work: Work
     entries: list[Entry]
-    pool: Pool
     records: list[Record] = field(default_factory=list)
 
 
@@ -74,11 +73,11 @@ def prove(request: Request) -> Iterator[Record]:
     ranks = max((entry.axes.world for entry in runnable(entries)), default=1)
     yield {"kind": "begin", "layouts": [entry.name for entry in runnable(entries)], "ranks": ranks, "steps": work.steps}
     found: list[Record] = []
-    with _one_thread(), Pool(ranks) as pool:
+    with _one_thread():
         began = time.monotonic()
-        pool.run(_ready, ranks)
+        on_ranks(_ready, ranks)
         yield {"kind": "ready", "ranks": ranks, "seconds": round(time.monotonic() - began, 3)}
-        proof = _Proof(work, entries, pool)
+        proof = _Proof(work, entries)
         for record in _records(proof, request, small):
             found.append(record)
             yield record
@@ -107,7 +106,7 @@ def _layouts(proof: _Proof) -> Iterator[Record]:
             continue
         began = time.monotonic()
         try:
-            measured = proof.pool.run(measure_rank, entry.axes.world, proof.work, entry.axes)[0]
+            measured = on_ranks(measure_rank, entry.axes.world, proof.work, entry.axes)[0]
         except RunError as error:
             yield _record("layout", entry.name, FAILED, reason=str(error), axes=_axes(entry), precision="float32")
             continue
@@ -124,7 +123,7 @@ def _own_precision(proof: _Proof, small: Spec) -> Iterator[Record]:
         return
     work, began = replace(proof.work, spec=small), time.monotonic()
     try:
-        measured = proof.pool.run(measure_rank, entry.axes.world, work, entry.axes)[0]
+        measured = on_ranks(measure_rank, entry.axes.world, work, entry.axes)[0]
     except RunError as error:
         yield _record("layout", f"{entry.name}, {compute}", FAILED, reason=str(error), axes=_axes(entry), precision=compute)
         return
@@ -144,7 +143,7 @@ def _continuations(proof: _Proof, *, changes: int) -> Iterator[Record]:
     facts = {"saved_at": save, "killed_at": kill}
     with TemporaryDirectory(prefix="headway-prove-") as root:
         try:
-            whole = proof.pool.run(train_rank, first.axes.world, Leg(work=proof.work, root=root, end=1), first.axes)[0]
+            whole = on_ranks(train_rank, first.axes.world, Leg(work=proof.work, root=root, end=1), first.axes)[0]
             _kill(proof, Leg(work=proof.work, root=root, end=2, save=save, kill=kill), first.axes)
         except RunError as error:
             yield _record("continuation", f"{first.name}, killed", FAILED, reason=str(error), **facts)
@@ -155,7 +154,7 @@ def _continuations(proof: _Proof, *, changes: int) -> Iterator[Record]:
             leg, began = Leg(work=proof.work, root=root, end=number, load=save), time.monotonic()
             label = f"{first.name}, killed -> {'the same' if axes is first.axes else name}"
             try:
-                ended = train_alone(leg) if axes is None else proof.pool.run(train_rank, axes.world, leg, axes)[0]
+                ended = train_alone(leg) if axes is None else on_ranks(train_rank, axes.world, leg, axes)[0]
             except RunError as error:
                 yield _record("continuation", label, FAILED, reason=str(error), **facts)
                 continue
@@ -167,11 +166,10 @@ def _continuations(proof: _Proof, *, changes: int) -> Iterator[Record]:
 def _kill(proof: _Proof, leg: Leg, axes: Axes) -> None:
     """RunError where it was not the kill that ended it."""
     try:
-        proof.pool.run(train_rank, axes.world, leg, axes)
+        on_ranks(train_rank, axes.world, leg, axes)
     except RunError:
         if not any(Path(leg.root).glob(f"*s{leg.save:08d}/MANIFEST.json")):
             raise
-        proof.pool.run(_ready, proof.pool.size)
         return
     raise RunError("a training that was to be killed ended by itself", "every process is ended by SIGKILL")
 

@@ -17,8 +17,8 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from headway.parallel.group import limit_waits
+from headway.parallel.local_ranks import TIMEOUT_SECONDS
 from headway.parallel.mesh import Axes, Mesh
-from headway.parallel.pool import TIMEOUT_SECONDS
 from headway.recipe.spec import Spec
 from headway.train.feed import Replica
 from headway.train.prove.batches import RandomFeed
