@@ -8,6 +8,7 @@ cores; two ranks have half of them each. Everything is measured in turn within o
     alone, mesh of 1, sharded, alone, mesh of 1, ...    in one process, step by step: medians of ratios. A mesh of one rank is
                                                         one process; sharded: the path of several ranks on one
     alone, fsdp2, plain loop, plain loop under fsdp2    blocks of steps, in turn; the ranks wait while others are measured
+    peak memory of a rank, several layouts              every allocation, over what the plan says
 
 ``plain``: ``plain_gpt.py`` with torch's ``fully_shard`` over blocks and root, mixed precision, its own clipping and fused AdamW:
 what a user writes from torch's documentation. ``accelerate``: the same model and loop through ``Accelerator`` with its FSDP2
@@ -33,7 +34,10 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.profiler import ProfilerActivity, profile
 
+from headway.formulas.activations import Pass
+from headway.formulas.rank_memory import Share, rank_quantities
 from headway.parallel.local_ranks import on_ranks
 from headway.parallel.mesh import Axes, Mesh
 from headway.recipe.load import load_recipe
@@ -168,6 +172,47 @@ def accelerate_rank(spec: Spec, axes: Axes, steps: int) -> dict[str, float]:
     return {"step": plain_seconds(model, feed, steps, cast=False)}
 
 
+# --- memory
+
+MEMORY_LAYOUTS: dict[str, tuple[dict[str, int], int]] = {
+    "fsdp2": ({"dp_shard": 2}, 8),
+    "fsdp2_2_passes": ({"dp_shard": 2}, 4),
+    "fsdp2_whole_gradients": ({"dp_shard": 2, "zero": 1}, 4),
+    "tp2": ({"tp": 2}, 16),
+    "cp2": ({"cp": 2}, 8),
+    "fsdp2_x_tp2": ({"dp_shard": 2, "tp": 2}, 4),
+}
+"""Sizes of axes, and sequences of a micro-batch."""
+
+
+def peak_rank(spec: Spec, axes: Axes, rows: int) -> int:
+    """Most bytes of tensors at once, of two steps. What gloo's own threads give back counts on: so it is a little too much."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
+        mesh = Mesh(axes)
+        step = stepper(build_trainee(spec, mesh), RandomFeed(spec, rows, Replica(mesh.replica, axes.replicas)))
+        step(0), step(1)
+    events = [event for event in recorded.profiler.kineto_results.events() if event.name() == "[memory]"]
+    now = most = 0
+    for event in sorted(events, key=lambda event: event.start_ns()):
+        now += event.nbytes()
+        most = max(most, now)
+    return most
+
+
+def memory_over_plan() -> dict[str, float]:
+    """Measured over planned, of the fullest rank."""
+    spec, found = bench_spec(), {}
+    for name, (sizes, rows) in MEMORY_LAYOUTS.items():
+        axes = Axes(**sizes)
+        one = Pass(model=spec.model, compute=spec.precision.compute, sequence_length=LENGTH, rows=rows)
+        passes = SEQUENCES // (axes.replicas * rows)
+        share = Share(tp=axes.tp, cp=axes.cp, shards=axes.dp_shard * axes.cp, zero=axes.zero, passes=passes)
+        parts = rank_quantities(one, share, spec.optimizer)
+        planned = sum(parts[part].number() for part in ("state", "gradients", "gathered", "activations", "working"))
+        found[name] = round(max(on_ranks(peak_rank, axes.world, spec, axes, rows)) / planned, 3)
+    return found
+
+
 def in_turn(rounds: int, steps: int) -> dict[str, Any]:
     spec, axes = bench_spec(), Axes(dp_shard=2)
     seconds: dict[str, list[float]] = {name: [] for name in ("alone", "fsdp2", "plain", "plain_fsdp2", "accelerate_fsdp2")}
@@ -203,7 +248,8 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--steps", type=int, default=6)
     asked = parser.parse_args(arguments)
     torch.set_num_threads(CORES)
-    print(json.dumps(overhead_of_a_mesh(asked.rounds) | in_turn(asked.rounds, asked.steps)))
+    figures = overhead_of_a_mesh(asked.rounds) | in_turn(asked.rounds, asked.steps)
+    print(json.dumps(figures | {"peak_memory_over_planned": memory_over_plan()}))
 
 
 if __name__ == "__main__":

@@ -127,7 +127,7 @@ def test_what_a_token_passes(model: ModelSpec):
 def test_counting_is_fast():
     """No layer is counted twice: 126 layers cost what one costs."""
     fresh = [replace(KNOWN["Llama-3.1-405B"], rope_base=float(base)) for base in range(2, 12)]
-    began = time.perf_counter()
+    began = time.process_time()
     for model in fresh:
         count_parameters(model)
-    assert (time.perf_counter() - began) / len(fresh) < 0.005
+    assert (time.process_time() - began) / len(fresh) < 0.005

@@ -44,6 +44,7 @@ def plans() -> Iterator[Plan]:
     )
     yield make_plan(draft(recipe="llama3-8b"), where("failures.per_device=0.01h", preset="llama3-8b"))  # it never ends
     yield make_plan(draft("model.mup={base_width=128}", "model.experts={experts=4, top_k=2, width=256}"), where())
+    yield make_plan(draft(), where("processes_per_node=2", "layouts.default.dp_shard=2"))
     yield make_plan(draft("objective.deadline=2027-01-01"), where("state_digest_every=50"), MEASURED)
 
 

@@ -302,7 +302,7 @@ def test_a_search_can_call_it_ten_thousand_times():
 
 
 def _seconds(call) -> float:
-    begin = time.perf_counter()
+    begin = time.process_time()
     for _ in range(20):
         call()
-    return (time.perf_counter() - begin) / 20
+    return (time.process_time() - begin) / 20

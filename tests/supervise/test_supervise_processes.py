@@ -139,10 +139,10 @@ def test_F2_F8_stopped_process_is_detected_and_replaced(run):
     began = time.monotonic()
     outcome = go(run)
     assert (outcome.state, outcome.attempts) == ("complete", 2)
-    assert time.monotonic() - began < 10.0
+    assert time.monotonic() - began < 30
     assert len(events(run, "hang")) == 1
     categories = read_ledger(run).categories
-    assert 1.0e9 < categories["hang"] < 9.0e9, "the floor is one second"
+    assert 1.0e9 < categories["hang"] < 30e9, "the floor is one second"
     assert read_segments(run)[1].restored_step == 10
 
 

@@ -58,16 +58,20 @@ def memory_quantities(one: Pass, optimizer: OptimizerSpec | None = None) -> dict
         "copy_bytes", copy_bytes(one.model, one.compute), "bytes", "2 P in bfloat16, else 0", products, "bfloat16 copies"
     )
     activations, working = _activations(one), _working(one)
-    process = estimate("process_bytes", PROCESS_BYTES, "bytes", "constant", {}, "torch on CPU, measured", PROCESS_SPREAD)
     parts = {
         "state": state,
         "copies": copies,
         "activations": activations,
         "working": working,
-        "process": process,
-        "allocator": _allocator(activations, working),
+        **process_and_allocator(activations, working),
     }
     return parts | {"total": sum_of("memory_bytes", parts, "bytes")}
+
+
+def process_and_allocator(activations: Quantity, working: Quantity) -> dict[str, Quantity]:
+    """What stands beside the tensors."""
+    process = estimate("process_bytes", PROCESS_BYTES, "bytes", "constant", {}, "torch on CPU, measured", PROCESS_SPREAD)
+    return {"process": process, "allocator": _allocator(activations, working)}
 
 
 def trained_state(model: ModelSpec, optimizer: OptimizerSpec | None) -> Quantity:

@@ -52,9 +52,16 @@ class Axes:
     def replicas(self) -> int:
         return self.dp_replicate * self.dp_shard
 
+    @property
+    def scatters_each_pass(self) -> bool:
+        """Gradients of a micro-batch go to their shards at once; else they are summed whole, in float32, until the last one. A
+        pipeline sums them whole: it would scatter those of every chunk for every micro-batch."""
+        return self.zero >= 2 and self.pp == 1
+
     def __str__(self) -> str:
         """As records compare it: whatever may change the order of additions."""
         shown = [f"{name} {getattr(self, name)}" for name in (*AXES, "ep", "virtual") if getattr(self, name) > 1]
+        shown += ["whole gradients"] if self.dp_shard * self.cp > 1 and self.pp == 1 and not self.scatters_each_pass else []
         shown += [self.pipeline] if self.pp > 1 and self.pipeline != "1f1b" else []
         return " x ".join(shown) or "1 process"
 

@@ -158,8 +158,10 @@ class ShardedModel:
             module.reshard()
 
     def begin_micro_batch(self, *, is_last: bool) -> None:
-        """Gradients are summed over ranks behind the last one alone."""
-        cast(FSDPModule, self.decoder).set_requires_gradient_sync(is_last)
+        """With zero 2 and 3 gradients are scattered to their shards behind each, else behind the last, as replicas add them."""
+        decoder = cast(FSDPModule, self.decoder)
+        decoder.set_requires_gradient_sync(is_last or self.mesh.axes.scatters_each_pass)
+        decoder.set_requires_all_reduce(is_last)
 
     def take_gradients(self) -> None:
         """After the last backward pass: into ``.grad`` of the parts that the update changes."""

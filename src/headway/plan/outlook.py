@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from headway.formulas.activations import Pass
 from headway.formulas.memory import memory_quantities
 from headway.formulas.quantity import Input, Quantity, unknown
+from headway.formulas.rank_memory import Share, rank_quantities
+from headway.formulas.recompute import Recompute
 from headway.plan.cluster import work_of
 from headway.plan.facts import PlanFacts
 from headway.plan.failure.section import checkpoint_interval
@@ -23,13 +26,24 @@ def memory_section(facts: PlanFacts) -> Section:
     """Of one process, in the stage that needs most; on a chip of the table the states alone, ``rank_memory`` has the rest."""
     if facts.cluster is not None:
         return Section("Training state", _states(facts, facts.spec.stages[0]))
-    optimizer = facts.spec.optimizer
-    by_stage = [(stage, memory_quantities(largest_pass(facts, stage), optimizer)) for stage in facts.spec.stages]
-    stage, parts = max(by_stage, key=lambda pair: pair[1]["total"].number())
-    layout = facts.layouts[stage.name]
-    if layout.world == layout.dp_replicate:
-        return Section("Memory", tuple(parts.values()))
-    return Section("Memory", _states(facts, stage))
+    by_stage = [(stage, _process_memory(facts, stage)) for stage in facts.spec.stages]
+    counted = [parts for _, parts in by_stage if parts is not None]
+    if len(counted) < len(by_stage):
+        return Section("Memory", _states(facts, next(stage for stage, parts in by_stage if parts is None)))
+    return Section("Memory", tuple(max(counted, key=lambda parts: parts["total"].number()).values()))
+
+
+def _process_memory(facts: PlanFacts, stage: StageSpec) -> dict[str, Quantity] | None:
+    """Of this engine on CPUs; None for layouts whose ranks are not counted tensor by tensor."""
+    one, layout, optimizer = largest_pass(facts, stage), facts.layouts[stage.name], facts.spec.optimizer
+    if layout.world == 1:
+        return memory_quantities(one, optimizer)
+    batch = max(phase.batch_sequences for phase in stage.phases)
+    one = replace(one, rows=min(one.rows, -(-batch // layout.dp)))
+    passes = -(-batch // (layout.dp * one.rows))
+    share = Share(tp=layout.tp, cp=layout.cp, shards=layout.shards, zero=layout.zero, passes=passes)
+    plain = layout.pp == layout.ep == 1 and layout.recompute == Recompute.NONE
+    return rank_quantities(one, share, optimizer) if plain and share.takes(one.model) else None
 
 
 def _states(facts: PlanFacts, stage: StageSpec) -> tuple[Quantity, Quantity]:

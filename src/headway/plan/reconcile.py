@@ -17,7 +17,7 @@ from headway.formulas.activations import GROUPED_CHUNKS, element_bytes, loss_chu
 from headway.formulas.flops import Convention, attention_flops_per_token, flops_per_token
 from headway.plan.memory.model import sharded_parameters
 from headway.plan.memory.stages import stages
-from headway.plan.step.communication import Axis, Collective, collectives, stream_bytes
+from headway.plan.step.communication import Axis, Collective, collectives, scatters_each_pass, stream_bytes
 from headway.plan.step.shares import WHOLE, blocks, model_parts
 from headway.plan.work import Layout, Work
 from headway.recipe.roles import Role, norms_of_block, parameter_shapes
@@ -185,7 +185,8 @@ def _padding(work: Work, layout: Layout) -> Iterator[Departure]:
     yield Departure(GATHER_F, 0, passes * (block * work.weight_bytes + root * MASTER_BYTES), PADDING)
     if layout.zero == 3:
         yield Departure(GATHER_B, 0, passes * block * work.weight_bytes, PADDING)
-    yield Departure(SCATTER, 0, MASTER_BYTES * (block + root), PADDING)
+    times = passes if scatters_each_pass(layout) else 1
+    yield Departure(SCATTER, 0, times * MASTER_BYTES * (block + root), PADDING)
     if layout.dp_replicate > 1:
         yield Departure(REPLICATE, 0, MASTER_BYTES * (block + root) / layout.shards, PADDING)
 
@@ -202,10 +203,13 @@ def _tensor(work: Work, layout: Layout) -> Iterator[Departure]:
     reason = f"the loss is taken in {chunks} chunks of tokens, with two exchanges each: the same bytes"
     yield Departure(TP_LOSS, heads * (2 * chunks - 3), 0.0, reason)
     planned = 4 * blocks(model) * 2 * model.width
-    whole, size = _whole(work, passes)
-    reason = "gradients of what every tensor rank has whole are summed one by one, behind the last micro-batch"
+    times = passes if scatters_each_pass(layout) else 1
+    whole, size = _whole(work, of_one_pass=times == passes)
+    reason = (
+        f"gradients of what every tensor rank has whole are summed one by one, behind {'each' if times > 1 else 'the last'} pass"
+    )
     yield Departure(TP_STEP, -1, -planned, reason)
-    yield Departure(TP_SUM_B, whole, size, reason)
+    yield Departure(TP_SUM_B, times * whole, times * size, reason)
 
 
 def _chunks(tokens: int, vocabulary: int) -> int:
@@ -215,10 +219,10 @@ def _chunks(tokens: int, vocabulary: int) -> int:
     return tokens // group * GROUPED_CHUNKS + -(-(tokens % group) // chunk)
 
 
-def _whole(work: Work, passes: int) -> tuple[int, float]:
+def _whole(work: Work, *, of_one_pass: bool) -> tuple[int, float]:
     """Parameters that every tensor rank has whole: how many, and the bytes of their gradients. Of one micro-batch these are in
     the type of products, sums over several in float32."""
-    size = element_bytes(work.precision) if passes == 1 else MASTER_BYTES
+    size = element_bytes(work.precision) if of_one_pass else MASTER_BYTES
     found = [s for s in parameter_shapes(work.model) if s.role is Role.GAIN or any(part in f"{s.name}." for part in WHOLE)]
     found += [s for s in parameter_shapes(work.model) if s.name == "positions.weight"]
     in_blocks = [s.name.startswith(("layers.", "mtp.")) for s in found]
@@ -241,12 +245,9 @@ def _weights(work: Work, layout: Layout) -> Iterator[Departure]:
 
 
 def _gradients(work: Work, layout: Layout) -> Iterator[Departure]:
-    """Planned for every micro-batch, done behind the last."""
     planned = [c for c in collectives(work, layout) if _key(c) == SCATTER]
-    calls, size = sum(c.calls for c in planned), sum(c.calls * c.payload_bytes for c in planned)
-    passes = layout.micro_batches(work.batch) if layout.zero >= 2 else 1
-    reason = f"gradients stay whole until the last micro-batch, and are scattered once a step; {ONE_GROUP}"
-    yield Departure(SCATTER, _groups(work.model) - calls, size / passes - size, reason)
+    passes = layout.micro_batches(work.batch) if scatters_each_pass(layout) else 1
+    yield Departure(SCATTER, passes * _groups(work.model) - sum(c.calls for c in planned), 0.0, ONE_GROUP)
 
 
 def _groups(model: ModelSpec) -> int:

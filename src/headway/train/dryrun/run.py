@@ -84,7 +84,7 @@ def dry_run(request: Request) -> dict[str, Any]:
         "not_run": NOT_RUN if request.axes.world > 1 else {},
         "order": {"layers": at, "first_pass": _order(runs[-1].order)},
         "parameters": step.parameters,
-        "state_bytes": _state_bytes(step, request.passes),
+        "state_bytes": _state_bytes(step, request),
         "flops": dict(step.flops),
         "attention_flops": dict(step.attention_flops),
         "seconds": round(time.monotonic() - began, 2),
@@ -102,10 +102,11 @@ class _Step:
     parameters: int
 
 
-def _state_bytes(step: _Step, passes: int) -> dict[str, int]:
-    """Float32. Of several micro-batches gradients are summed whole, and scattered behind the last."""
+def _state_bytes(step: _Step, request: Request) -> dict[str, int]:
+    """Float32. Where gradients are not scattered behind each micro-batch, those of several are summed whole until the last."""
     whole = sum(calls * one.payload_bytes for one, calls in step.exchanges.items() if one.kind == SCATTER and "dp" in one.axis)
-    gradients = whole if passes > 1 and whole else FLOAT32_BYTES * step.parameters
+    are_whole = request.passes > 1 and whole and not request.axes.scatters_each_pass
+    gradients = whole if are_whole else FLOAT32_BYTES * step.parameters
     return {
         "weights": FLOAT32_BYTES * step.parameters,
         "gradients until they are scattered": gradients,
