@@ -25,8 +25,9 @@ from headway.data.stream import Stream
 from headway.recipe.load import load_recipe
 from headway.recipe.schedules import Schedule
 from headway.train.feed import Feed
-from headway.train.setup import PREFETCH_STEPS, build_trainee
+from headway.train.setup import PREFETCH_STEPS
 from headway.train.step import train_step
+from headway.train.trainee import build_trainee
 
 STEPS, MICRO_BATCH_TOKENS = 40, 8192
 

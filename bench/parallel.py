@@ -45,8 +45,8 @@ from headway.recipe.resolve import resolve
 from headway.recipe.spec import BatchPhase, PrecisionSpec, Spec
 from headway.train.feed import Replica
 from headway.train.prove.batches import RandomFeed
-from headway.train.setup import Trainee, build_trainee, sharded
 from headway.train.step import train_step
+from headway.train.trainee import Trainee, build_trainee, sharded
 from model_family import DENSE
 from plain_gpt import PlainGpt
 from training import ADAMW

@@ -31,7 +31,7 @@ from headway.rundir.layout import RunDirectory
 from headway.rundir.segments import Segment, write_segment
 from headway.store.save import ManifestFields, begin_save, commit, write_rank
 from headway.store.verify import verify
-from headway.train.setup import build_trainee
+from headway.train.trainee import build_trainee
 
 STATE = {"run_id": "r", "updates": 12, "cursor": {"u": 3, "streams": ["a", "b"]}, "rate": 0.1, "alarm": None}
 SEGMENT, STEP = 2, 12

@@ -133,7 +133,7 @@ def test_undisclosed_text_is_not_built(recipe, tmp_path):
 
 def test_the_engine_refuses_too(recipe, without_torchao):
     pytest.importorskip("torch")
-    from headway.train.setup import build_trainee
+    from headway.train.trainee import build_trainee
 
     with pytest.raises(EnvironmentFault, match=r"precision\.compute = 'float8' needs torchao"):
         build_trainee(spec_of(describe(recipe, None, None, runnable=False), None))
@@ -142,7 +142,7 @@ def test_the_engine_refuses_too(recipe, without_torchao):
 def test_every_architecture_is_built(recipe):
     """Windows and heads for further tokens once were planned only."""
     pytest.importorskip("torch")
-    from headway.train.setup import build_trainee
+    from headway.train.trainee import build_trainee
 
     spec = spec_of(describe(recipe, ['precision.compute="bfloat16"', "precision.modules={}"], None), None)
     assert len(build_trainee(spec).compute.decoder.mtp) == 1

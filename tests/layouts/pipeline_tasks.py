@@ -20,8 +20,8 @@ from headway.parallel.mesh import Axes, Mesh
 from headway.parallel.state import holds_first_copy
 from headway.train.prove.batches import RandomFeed
 from headway.train.prove.rank import Measured, Work, measure_rank
-from headway.train.setup import build_trainee
 from headway.train.step import accumulate, train_step, update
+from headway.train.trainee import build_trainee
 
 
 def held_out(work: Work, axes: Axes | None) -> tuple[float, list[int], list[float]]:

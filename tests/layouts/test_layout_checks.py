@@ -16,8 +16,8 @@ from headway.parallel.mesh import Axes, Mesh
 from headway.recipe.engine_layouts import Sizes, Task, refused
 from headway.train.feed import Replica
 from headway.train.prove.batches import RandomFeed
-from headway.train.setup import build_trainee
 from headway.train.step import train_step
+from headway.train.trainee import build_trainee
 
 pytestmark = pytest.mark.layouts
 

@@ -33,7 +33,7 @@ from headway.train.prove.batches import RandomFeed
 from headway.train.prove.compare import BFLOAT16, compare
 from headway.train.prove.miniature import LENGTH
 from headway.train.prove.rank import Measured, Work, measure_rank
-from headway.train.setup import build_trainee
+from headway.train.trainee import build_trainee
 
 pytestmark = pytest.mark.layouts
 

@@ -20,8 +20,8 @@ from headway.train.feed import Replica
 from headway.train.prove.batches import RandomFeed
 from headway.train.prove.compare import BFLOAT16, compare
 from headway.train.prove.rank import Work, measure_rank
-from headway.train.setup import build_trainee
 from headway.train.step import Sums, train_step
+from headway.train.trainee import build_trainee
 
 pytestmark = pytest.mark.layouts
 

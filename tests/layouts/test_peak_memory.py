@@ -19,8 +19,8 @@ from headway.parallel.state import local_values
 from headway.recipe.spec import BatchPhase, PrecisionSpec, Spec
 from headway.train.feed import Replica
 from headway.train.prove.batches import RandomFeed
-from headway.train.setup import build_trainee
 from headway.train.step import train_step
+from headway.train.trainee import build_trainee
 
 pytestmark = pytest.mark.layouts
 

@@ -34,8 +34,8 @@ from headway.recipe.spec import (
 )
 from headway.recipe.trainable import parameter_precisions
 from headway.train.feed import StepBatch
-from headway.train.setup import Trainee, build_trainee
 from headway.train.step import train_step
+from headway.train.trainee import Trainee, build_trainee
 
 pytest.importorskip("torchao")
 

@@ -25,8 +25,8 @@ from headway.recipe.spec import (
     TokenizerSpec,
 )
 from headway.train.feed import StepBatch
-from headway.train.setup import build_trainee
 from headway.train.step import train_step
+from headway.train.trainee import build_trainee
 
 T, VOCABULARY = 32, 97
 

@@ -27,8 +27,8 @@ from headway.recipe.spec import Spec
 from headway.rundir.layout import RunDirectory
 from headway.train.environment import peak_bytes
 from headway.train.feed import StepBatch
-from headway.train.setup import Trainee, build_trainee
 from headway.train.step import context_of, train_step
+from headway.train.trainee import Trainee, build_trainee
 
 WARM_UP_STEPS, REPEATS, SAVES = 2, 7, 3
 

@@ -36,7 +36,7 @@ from headway.model.objective import training_sums
 from headway.recipe.mup import rule
 from headway.recipe.roles import parameter_shapes
 from headway.recipe.spec import ModelSpec, PrecisionSpec, Spec
-from headway.train.setup import Trainee, build_trainee
+from headway.train.trainee import Trainee, build_trainee
 
 ROWS, LENGTH = 2, 16
 """Of the batch: fewer tokens than the narrowest width that is worth a check."""

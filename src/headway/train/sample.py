@@ -13,7 +13,8 @@ from headway.recipe.schedules import Schedule
 from headway.rundir.layout import RunDirectory
 from headway.rundir.segments import current_chain, read_segments
 from headway.store.admissible import choose
-from headway.train.setup import build_trainee, open_data
+from headway.train.setup import open_data
+from headway.train.trainee import build_trainee
 
 
 def prompt_ids(tokenizer: Tokenizer, prompt: str) -> list[int]:

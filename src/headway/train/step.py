@@ -25,7 +25,7 @@ from headway.parallel.mesh import Mesh
 from headway.parallel.sums import of_stages, over_batch, over_routed
 from headway.recipe.spec import RopeSpec, StabilitySpec
 from headway.train.feed import StepBatch
-from headway.train.setup import Trainee
+from headway.train.trainee import Trainee
 
 
 @dataclass(frozen=True)

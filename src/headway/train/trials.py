@@ -28,8 +28,9 @@ from headway.recipe.schedules import Schedule
 from headway.recipe.spec import Spec
 from headway.train.environment import full_environment
 from headway.train.feed import Feed
-from headway.train.setup import Trainee, build_trainee, open_data
+from headway.train.setup import open_data
 from headway.train.step import must_stop, train_step
+from headway.train.trainee import Trainee, build_trainee
 
 MICRO_BATCH_TOKENS = 4096
 DIVERGED = 3.0

@@ -26,8 +26,8 @@ from headway.store.save import ManifestFields, commit, enter_save, write_rank
 from headway.train.feed import Replica
 from headway.train.prove.batches import RandomFeed
 from headway.train.prove.rank import Work
-from headway.train.setup import Trainee, build_trainee
 from headway.train.step import accumulate, train_step
+from headway.train.trainee import Trainee, build_trainee
 
 SEGMENT = 1
 

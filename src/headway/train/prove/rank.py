@@ -22,8 +22,8 @@ from headway.parallel.mesh import Axes, Mesh
 from headway.recipe.spec import Spec
 from headway.train.feed import Replica
 from headway.train.prove.batches import RandomFeed
-from headway.train.setup import Trainee, build_trainee
 from headway.train.step import accumulate, train_step, update
+from headway.train.trainee import Trainee, build_trainee
 
 CURVE_STEPS = 20
 

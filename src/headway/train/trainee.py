@@ -1,0 +1,101 @@
+"""What learns, of one process or of a rank: the model that computes, master weights with moments, the guard over updates."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from headway.model.decoder import Decoder
+from headway.model.init import initialise
+from headway.model.objective import OneByOne, Passes
+from headway.model.precision import ComputeModel, Computes
+from headway.model.tally import balance_biases
+from headway.optim.build import Optimizer, build_optimizer, optimizer_of
+from headway.optim.guard import Guard
+from headway.optim.parts import WHOLE, Parts
+from headway.parallel.mesh import Mesh
+from headway.parallel.model import ShardedModel
+from headway.parallel.pipeline import Pipeline
+from headway.parallel.state import LocalParts
+from headway.recipe.spec import Spec
+from headway.recipe.trainable import refuse_untrainable
+
+
+@dataclass
+class Trainee:
+    """What learns: fp32 master weights and moments, the model that computes, the count of updates applied."""
+
+    spec: Spec
+    compute: Computes
+    passes: Passes
+    optimizer: Optimizer
+    guard: Guard
+    parameters: list[torch.nn.Parameter]  # this rank's parts
+    balance_biases: dict[str, torch.Tensor]  # by layer, of routers that balance without a loss
+    updates: int = 0
+    mesh: Mesh | None = None  # None: one process
+    parts: Parts = WHOLE  # how parameters lie on the ranks
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """The flat state: param/..., m/..., v/..., guard/... All of it is restored."""
+        return self.optimizer.state_tensors() | self.guard.state_tensors()
+
+    def saved_state(self) -> dict[str, torch.Tensor]:
+        """What is written to checkpoints, and digested: without what another stage of a pipeline writes as well."""
+        return {name: value for name, value in self.state().items() if self.parts.saves(name.partition("/")[2])}
+
+
+def build_trainee(spec: Spec, mesh: Mesh | None = None, recompute: str = "none") -> Trainee:
+    """Model on initial weights (a pure function of seed, name and index) and optimiser with zero moments.
+
+    With a ``mesh``: this rank's part of both, by the mesh's axes; ``recompute`` is that of one process. A mesh of one rank has
+    nothing to share out: it is one process.
+    """
+    refuse_untrainable(spec.precision)
+    if mesh is None or mesh.axes.world == 1:
+        return _alone(spec, recompute if mesh is None else mesh.axes.recompute)
+    return sharded(spec, mesh)
+
+
+def sharded(spec: Spec, mesh: Mesh) -> Trainee:
+    """A rank's part, also where there is only one."""
+    if mesh.axes.pp > 1:
+        pipeline = Pipeline(spec.model, spec.precision, spec.seed, mesh)
+        return _trainee(spec, mesh, pipeline, pipeline, pipeline.parts, pipeline.decoders)
+    compute = ShardedModel(spec.model, spec.precision, spec.seed, mesh)
+    return _trainee(spec, mesh, compute, OneByOne(compute), compute.parts, [compute.decoder])
+
+
+def _trainee(
+    spec: Spec, mesh: Mesh, compute: Computes, passes: Passes, parts: LocalParts, decoders: Sequence[Decoder]
+) -> Trainee:
+    return Trainee(
+        spec=spec,
+        compute=compute,
+        passes=passes,
+        optimizer=optimizer_of(parts.local, spec.model, spec.optimizer, parts),
+        guard=Guard(spec.stability.skip_above),
+        parameters=list(parts.local.values()),
+        balance_biases={name: bias for decoder in decoders for name, bias in balance_biases(decoder).items()},
+        mesh=mesh,
+        parts=parts,
+    )
+
+
+def _alone(spec: Spec, recompute: str) -> Trainee:
+    with torch.device("meta"):
+        decoder = Decoder(spec.model)
+    decoder.to_empty(device="cpu")
+    initialise(decoder, spec.model, spec.seed)
+    compute = ComputeModel(decoder, spec.precision, recompute)
+    return Trainee(
+        spec=spec,
+        compute=compute,
+        passes=OneByOne(compute),
+        optimizer=build_optimizer(decoder, spec.optimizer),
+        guard=Guard(spec.stability.skip_above),
+        parameters=list(decoder.parameters()),
+        balance_biases=balance_biases(decoder),
+    )
