@@ -12,7 +12,8 @@ cores; two ranks have half of them each. Everything is measured in turn within o
 
 ``plain``: ``plain_gpt.py`` with torch's ``fully_shard`` over blocks and root, mixed precision, its own clipping and fused AdamW:
 what a user writes from torch's documentation. ``accelerate``: the same model and loop through ``Accelerator`` with its FSDP2
-plugin; only when asked: on CPUs its step took five times that of the loop without it, and why was not found. torchtitan's trainer asks for an accelerator before it builds anything: it cannot be measured here.
+plugin; only when asked: on CPUs its step took five times that of the loop without it, and why was not found. torchtitan's
+trainer asks for an accelerator before it builds anything: it cannot be measured here.
 """
 
 from __future__ import annotations

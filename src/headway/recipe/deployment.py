@@ -143,8 +143,8 @@ class Layout(Section):
     recompute: Literal["none", "selective", "light", "ops", "full"] = said(
         "what the backward pass computes again instead of keeping it", "none"
     )
-    sequence_parallel: bool = said("norms and the residual stream are split over tp too", True)
-    offload: bool = said("moments and master weights lie in host memory", False)
+    sequence_parallel: bool = said("norms and the residual stream are split over tp too; false only in plans", True)
+    offload: bool = said("moments and master weights lie in host memory, in plans", False)
 
     @property
     def world(self) -> int:
