@@ -192,6 +192,7 @@ def test_added_keys_that_say_something_are_in_the_digest(everything, tmp_path: P
     """Each of them in its own section, the recipe's and the Spec's."""
     for override in (
         "model.mtp_weight=0.1",
+        "interventions.damaged_data=quarantine",
         "model.nope_every=2",
         "model.logit_softcap=30",
         "model.attention_softcap=50",

@@ -70,6 +70,14 @@ class CheckpointRefused(RunError):
         super().__init__(cause.problems)
 
 
+class DamagedData(EnvironmentFault):
+    """Training tokens do not have their digest: ``damage`` says which, as a quarantine record names them."""
+
+    def __init__(self, damage: dict[str, object], cause: HeadwayError):
+        self.damage = damage
+        super().__init__(cause.problems)
+
+
 def from_os_error(error: OSError, path: object, doing: str) -> EnvironmentFault:
     """Turn an OSError into the map: the path and the cause are always named."""
     import errno

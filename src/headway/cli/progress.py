@@ -224,6 +224,10 @@ class Progress:
     def _on_checkpoint_rejected(self, record: Record) -> list[str]:
         return [f"- checkpoint {record['checkpoint']} is refused: {record['reason']}"]
 
+    def _on_quarantine(self, record: Record) -> list[str]:
+        where = f"{record['shard']}, block {record['block']}"
+        return [f"- ALARM: {record['tokens']:,} tokens of {record['source']} ({where}) are damaged: the run goes on without them"]
+
     def _on_finish(self, record: Record) -> list[str]:
         reason = f": {record['reason']}" if record.get("reason") else ""
         at = f" at step {self.last_step}/{self.schedule.total_steps}" if self.last_step else ""

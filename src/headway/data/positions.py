@@ -11,12 +11,13 @@ has touched (H), so nothing seen comes back early and at most one chunk is left 
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from fractions import Fraction
 
 import numpy as np
 
+from headway.base.errors import RunError
 from headway.data.feistel import derive_key, permute
 
 
@@ -43,6 +44,10 @@ class Places:
 
     epoch: np.ndarray
     token: np.ndarray
+
+
+Bad = Callable[[np.ndarray, np.ndarray], np.ndarray]
+"""(first tokens, their places among the ordinals asked for) -> which of these windows must not be read."""
 
 
 @dataclass(frozen=True)
@@ -109,8 +114,12 @@ class SourceShape:
         """floor(cap * slots), exact for the decimal that was written (2.3 * 100 is 230)."""
         return int(Fraction(repr(float(cap_epochs))) * self.slots)
 
-    def locate(self, entry: Entry, ordinal: np.ndarray, sequence_length: int) -> Places:
-        """Epoch and first token of the windows ``ordinal`` (flat), counted from ``entry.ordinals``."""
+    def locate(self, entry: Entry, ordinal: np.ndarray, sequence_length: int, bad: Bad | None = None) -> Places:
+        """Epoch and first token of the windows ``ordinal`` (flat), counted from ``entry.ordinals``.
+
+        ``bad``: which of windows that begin at these tokens must not be read. Such a one is replaced by the next place of its
+        chunk, then of the next chunk of its epoch, whose window is healthy; nothing else moves. RunError where none is.
+        """
         windows, (first_epoch, first_slot) = self.windows(sequence_length), divmod(entry.slot, self.slots)
         ordinal = entry.ordinals + np.asarray(ordinal, np.int64)
         rest = self._rest_of_epoch(first_slot, windows)
@@ -118,10 +127,30 @@ class SourceShape:
         in_first = beyond < 0
         epoch = np.where(in_first, first_epoch, first_epoch + 1 + beyond // windows.epoch)
         index = np.where(in_first, ordinal + first_slot * windows.per_chunk, beyond % windows.epoch)
-        slot = np.minimum(index // windows.per_chunk, self.full_chunks)
+        token = self._tokens(epoch, index, sequence_length)
+        if bad is None:
+            return Places(epoch, token)
+        wanting, tried = np.flatnonzero(bad(token, np.arange(token.size))), 0
+        while wanting.size:
+            tried += 1
+            if tried >= windows.epoch:
+                raise RunError(
+                    f"every window of source {self.key} is damaged",
+                    "a damaged window is replaced by a healthy one of its epoch",
+                    "restore the data from a copy",
+                )
+            index[wanting] = (index[wanting] + 1) % windows.epoch
+            token[wanting] = self._tokens(epoch[wanting], index[wanting], sequence_length)
+            wanting = wanting[bad(token[wanting], wanting)]
+        return Places(epoch, token)
+
+    def _tokens(self, epoch: np.ndarray, index: np.ndarray, sequence_length: int) -> np.ndarray:
+        """First token of the window in each place of its epoch."""
+        per_chunk = self.windows(sequence_length).per_chunk
+        slot = np.minimum(index // per_chunk, self.full_chunks)
         chunk = self._chunks(epoch, slot)
-        window = self._windows_of(epoch, chunk, index - slot * windows.per_chunk, sequence_length)
-        return Places(epoch, chunk * self.chunk_tokens + window * sequence_length)
+        window = self._windows_of(epoch, chunk, index - slot * per_chunk, sequence_length)
+        return chunk * self.chunk_tokens + window * sequence_length
 
     def _chunks(self, epoch: np.ndarray, slot: np.ndarray) -> np.ndarray:
         """The chunk in each slot; the tail (number G) keeps the last one."""

@@ -21,7 +21,7 @@ import numpy as np
 import xxhash
 
 from headway.base.digests import digest_file
-from headway.base.errors import ConfigError, EnvironmentFault, from_os_error
+from headway.base.errors import ConfigError, DamagedData, EnvironmentFault, from_os_error
 from headway.data.manifest import BLOCK_BYTES, DTYPES, DataManifest, ShardEntry, TokenSet
 from headway.data.stream import Positions
 from headway.recipe.spec import Spec
@@ -42,8 +42,8 @@ class WindowBatch:
 class _Shard:
     """One mapped file and which of its blocks have been verified."""
 
-    def __init__(self, root: Path, entry: ShardEntry, dtype: np.dtype, verify: bool):
-        self.entry, self.path = entry, root / entry.file
+    def __init__(self, root: Path, entry: ShardEntry, dtype: np.dtype, verify: bool, source: str | None):
+        self.entry, self.path, self.source = entry, root / entry.file, source
         self.bytes = _map(self.path, entry.tokens * dtype.itemsize)
         self.tokens = self.bytes.view(dtype)
         self._unverified = np.full(len(entry.blocks), verify)
@@ -62,9 +62,19 @@ class _Shard:
         at, end = block * BLOCK_BYTES, min((block + 1) * BLOCK_BYTES, self.bytes.size)
         _read_plainly(self.path, at, end)
         if xxhash.xxh3_64_hexdigest(self.bytes[at:end].data) != self.entry.blocks[block]:
-            raise _damaged(self.path, f"bytes {at} to {end}")
+            raise self._damaged(block, at, end)
         self._unverified[block] = False
         self._left -= 1
+
+    def _damaged(self, block: int, at: int, end: int) -> EnvironmentFault:
+        """Training tokens can be named, so that a run may go on without them."""
+        fault = _damaged(self.path, f"block {block}, bytes {at} to {end}")
+        if self.source is None:
+            return fault
+        size = self.tokens.itemsize
+        first, last = at // size, end // size
+        where = {"source": self.source, "token": self.entry.first_token + first, "tokens": last - first}
+        return DamagedData({**where, "shard": self.entry.file, "block": block}, fault)
 
     def verify_all(self) -> None:
         if xxhash.xxh3_128_hexdigest(self.bytes.data) != self.entry.xxh3_128:
@@ -106,9 +116,10 @@ def _map(path: Path, size: int) -> np.ndarray:
 class _Tokens:
     """One token set: its shards as one run of tokens, and its document ends."""
 
-    def __init__(self, root: Path, entry: TokenSet, dtype: np.dtype, verify: bool):
+    def __init__(self, root: Path, entry: TokenSet, dtype: np.dtype, verify: bool, source: str | None = None):
+        """``source``: whose training tokens these are; None: tokens that are held out."""
         self.entry = entry
-        self.shards = [_Shard(root, shard, dtype, verify) for shard in entry.shards]
+        self.shards = [_Shard(root, shard, dtype, verify, source) for shard in entry.shards]
         self._first = np.array([shard.entry.first_token for shard in self.shards], np.int64)
         path = root / entry.ends.file
         ends = _map(path, entry.documents * 8)
@@ -150,7 +161,7 @@ class TokenReader:
     def __init__(self, directory: Path, manifest: DataManifest, verify: bool = True):
         self.directory, self.manifest = Path(directory), manifest
         dtype = np.dtype(DTYPES[manifest.dtype])
-        self._training = [_Tokens(self.directory, s.training, dtype, verify) for s in manifest.sources]
+        self._training = [_Tokens(self.directory, s.training, dtype, verify, s.name) for s in manifest.sources]
         self._held_out = {
             s.name: _Tokens(self.directory, s.held_out, dtype, verify) for s in manifest.sources if s.held_out is not None
         }

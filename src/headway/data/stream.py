@@ -1,6 +1,6 @@
-"""The stream: (stage, trained index u) -> source, epoch, token. A pure function of the Spec and the skip records.
+"""The stream: (stage, trained index u) -> source, epoch, token. A pure function of the Spec, the skip and quarantine records.
 
-    u --skips--> n --mixture--> (source k, count c) --H_k, O_k + c--> (epoch, token)
+    u --skips--> n --mixture--> (source k, count c) --H_k, O_k + c--> (epoch, token) --quarantines--> a healthy one
 
     skip records   {stage, first n, count}: n = u + the counts of all whose first <= the n so far, lowest first. A skip does
                    not shorten its stage: stage s uses M'_s = M_s + its skips
@@ -21,7 +21,7 @@ from headway.base.digests import digest_json
 from headway.base.errors import ConfigError, RunError
 from headway.data.feistel import derive_key, permute
 from headway.data.mixture import assign, counts
-from headway.data.positions import Entry, SourceShape
+from headway.data.positions import Bad, Entry, SourceShape
 from headway.recipe.spec import Spec
 
 BLOCK = 4_096
@@ -35,6 +35,18 @@ class Skip:
     stage: int
     first: int
     count: int
+
+
+@dataclass(frozen=True)
+class Quarantine:
+    """``tokens`` tokens of ``source`` from ``token`` on are not read, from stream index ``first`` of ``stage`` on: what was
+    trained on before is history, and comes again in a replay of it."""
+
+    source: str
+    token: int
+    tokens: int
+    stage: int
+    first: int
 
 
 @dataclass(frozen=True)
@@ -76,7 +88,9 @@ class Coverage:
 class Stream:
     """Positions of a Spec's sequences under the skip records in force."""
 
-    def __init__(self, spec: Spec, skips: tuple[Skip, ...] = ()):
+    def __init__(self, spec: Spec, skips: tuple[Skip, ...] = (), quarantines: tuple[Quarantine, ...] = ()):
+        self.quarantines = quarantines
+        _check_quarantines(spec, quarantines)
         self.spec, self.skips = spec, tuple(sorted(skips, key=lambda s: (s.stage, s.first, s.count)))
         _check_skips(spec, self.skips)
         self.shapes = tuple(SourceShape((spec.data_seed, s.name), s.tokens, s.chunk_tokens) for s in spec.sources)
@@ -174,14 +188,38 @@ class Stream:
 
     def _compute(self, stage: int, u: np.ndarray) -> Positions:
         length, quanta = self._length(stage), self.spec.stages[stage].quanta
-        assigned = assign(self.stream_index(stage, u), quanta, self.spec.data_seed)
+        n = self.stream_index(stage, u)
+        assigned = assign(n, quanta, self.spec.data_seed)
         epoch, token = np.empty_like(u), np.empty_like(u)
         for k, (shape, entry) in enumerate(zip(self.shapes, self._entries[stage])):
             at = np.flatnonzero(assigned.source == k)
             if at.size:
-                places = shape.locate(entry, assigned.count[at], length)
+                places = shape.locate(entry, assigned.count[at], length, self._bad(k, stage, n[at], length))
                 epoch[at], token[at] = places.epoch, places.token
         return Positions(assigned.source, epoch, token)
+
+    def _bad(self, source: int, stage: int, n: np.ndarray, length: int) -> Bad | None:
+        """Of source number ``source``, for stream indices ``n`` of ``stage``. A window reads its targets too: T + 1 tokens."""
+        name = self.spec.sources[source].name
+        records = [q for q in self.quarantines if q.source == name and q.stage <= stage]
+        if not records:
+            return None
+
+        def bad(token: np.ndarray, places: np.ndarray) -> np.ndarray:
+            found = np.zeros(token.shape, bool)
+            for q in records:
+                in_force = (n[places] >= q.first) | (q.stage < stage)
+                found |= in_force & (token < q.token + q.tokens) & (token + length >= q.token)
+            return found
+
+        return bad
+
+    def replaced(self, stage: int, u: np.ndarray) -> int:
+        """How many of the sequences ``u`` stand in for damaged ones: they are repeats, of this epoch or another time."""
+        if not self.quarantines:
+            return 0
+        whole = Stream(self.spec, self.skips)
+        return int((whole.locate(stage, u).token != self.locate(stage, u).token).sum())
 
     def _check_caps(self, stage: int, u: int) -> None:
         """The freeze keeps every run within its caps; skips are what can carry one beyond."""
@@ -218,6 +256,14 @@ def _check_skips(spec: Spec, skips: tuple[Skip, ...]) -> None:
             raise RunError(
                 f"skip record {skip} does not fit the run", f"the run has stages 0 to {len(spec.stages) - 1}, indices from 0"
             )
+
+
+def _check_quarantines(spec: Spec, quarantines: tuple[Quarantine, ...]) -> None:
+    sizes = {source.name: source.tokens for source in spec.sources}
+    for one in quarantines:
+        known = one.source in sizes and 0 <= one.token < one.token + one.tokens <= sizes[one.source]
+        if not known or one.first < 0 or not 0 <= one.stage < len(spec.stages):
+            raise RunError(f"quarantine record {one} does not fit the run", f"sources and their tokens: {sizes}")
 
 
 def _check_lengths(spec: Spec, shapes: tuple[SourceShape, ...]) -> None:

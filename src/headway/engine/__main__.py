@@ -11,7 +11,7 @@ import traceback
 from dataclasses import asdict
 from pathlib import Path
 
-from headway.base.errors import CheckpointRefused, HeadwayError, RunError
+from headway.base.errors import CheckpointRefused, DamagedData, HeadwayError, RunError
 from headway.base.owner import end_with
 
 
@@ -180,9 +180,10 @@ def _leave_error(options: argparse.Namespace, error: HeadwayError) -> None:
 
     directory = options.run / "segments" / f"{options.segment:04d}"
     with contextlib.suppress(HeadwayError):  # a full disk must not change the exit code; the log has the message too
-        refused = {"refused": error.checkpoint} if isinstance(error, CheckpointRefused) else {}
+        facts: dict[str, object] = {"refused": error.checkpoint} if isinstance(error, CheckpointRefused) else {}
+        facts |= {"damage": error.damage} if isinstance(error, DamagedData) else {}
         rank = {"rank": options.rank} if options.world > 1 else {}
-        content = json.dumps(_described(error) | refused | rank, indent=1, ensure_ascii=False) + "\n"
+        content = json.dumps(_described(error) | facts | rank, indent=1, ensure_ascii=False) + "\n"
         create_exclusive(directory / "error.json", content.encode())
 
 

@@ -16,6 +16,9 @@ from dataclasses import dataclass
 
 from headway.base.errors import EXIT_CONFIG
 
+PASSED_OVER = ("checkpoint_rejected", "quarantine")
+"""Events that say what is left out, between an exit and what follows from it."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Interruptions:
@@ -69,7 +72,7 @@ def _was_asked_for(events: list[dict], index: int | None, rows: list[dict]) -> b
         return bool(ends)
     if "complete" in ends or events[index].get("code") == EXIT_CONFIG:
         return True
-    after = next((event for event in events[index + 1 :] if event["kind"] != "checkpoint_rejected"), None)
+    after = next((event for event in events[index + 1 :] if event["kind"] not in PASSED_OVER), None)
     if after is None or after["kind"] != "finish":
         return False
     return after["state"] == "complete" or (after["state"] == "stopped" and after["reason"] == events[index].get("reason"))

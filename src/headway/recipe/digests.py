@@ -31,6 +31,7 @@ ADDED = {
     "Optimizer": ADDED_TO_SPEC[OptimizerSpec],
     "Stability": ADDED_TO_SPEC[StabilitySpec],
     "Precision": ADDED_TO_SPEC[PrecisionSpec],
+    "Interventions": frozenset({"damaged_data"}),
 }
 """By section: keys that came after the first release, left out at their default so that digests of earlier recipes stay."""
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from headway.base.errors import ConfigError, Problem
 from headway.recipe.checks import Finding, check_recipe, nearest_hint
-from headway.recipe.digests import recipe_digest
+from headway.recipe.digests import recipe_content, recipe_digest
 from headway.recipe.lines import KeyPath
 from headway.recipe.load import LoadedRecipe
 from headway.recipe.resolved_model import default_ffn_width as default_ffn_width
@@ -116,7 +116,7 @@ def _build(recipe: Recipe, facts: DataFacts | None, parent: dict | None) -> Spec
         manifest_digest=facts.manifest_digest if facts else None,
         recipe_digest=recipe_digest(recipe),
         parent=parent,
-        interventions=recipe.interventions.model_dump(mode="json"),
+        interventions=recipe_content(recipe)["interventions"],
     )
 
 

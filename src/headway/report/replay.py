@@ -18,7 +18,7 @@ from headway.report.attempts import SegmentFacts
 from headway.report.facts import RunFacts
 from headway.report.rows import Steps
 from headway.rundir.metrics import last_kept_steps
-from headway.rundir.segments import current_chain
+from headway.rundir.segments import current_chain, stream_record
 
 
 class Match(StrEnum):
@@ -94,14 +94,14 @@ class Interruption:
 
 def replay(facts: RunFacts) -> Replay:
     """Compare every step with its next execution in a later segment."""
-    skips = {attempt.segment.id: attempt.segment.skips for attempt in facts.segments}
+    records = {attempt.segment.id: stream_record(attempt.segment) for attempt in facts.segments}
     order = np.lexsort((facts.steps.segment, facts.steps.step))
     compared, different = [], 0
     for first, second in pairwise(order):
         if facts.steps.step[first] != facts.steps.step[second]:
             continue
         segments = int(facts.steps.segment[first]), int(facts.steps.segment[second])
-        if skips.get(segments[0]) != skips.get(segments[1]):
+        if records.get(segments[0]) != records.get(segments[1]):
             different += 1
             continue
         compared.append(_compare(facts, int(first), int(second), segments))

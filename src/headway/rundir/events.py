@@ -27,6 +27,7 @@ _FIELDS: dict[str, dict[str, type]] = {
     "hang": {"segment": int},
     "exit": {"segment": int},
     "checkpoint_rejected": {"checkpoint": str, "reason": str},
+    "quarantine": {"source": str, "token": int, "tokens": int},
     "finish": {"state": str, "reason": str},
     "note": {"text": str},
 }

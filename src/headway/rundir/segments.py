@@ -40,10 +40,16 @@ class Segment:
     epoch: int  # lease epoch of the owner that wrote it
     layout: dict[str, Any]
     skips: tuple[dict, ...] = ()  # skip records in force: {stage, first, count}
+    quarantines: tuple[dict, ...] = ()  # quarantine records in force: {source, token, tokens, stage, first}
     rejected: tuple[dict, ...] = ()  # checkpoints that were refused on the way: {checkpoint, reason}
     deployment: dict[str, Any] | None = None  # resolved, where the run went on under another than it was created with
     kind: str = "segment"
     schema_version: int = 1
+
+
+def stream_record(segment: Segment) -> list[dict]:
+    """What decides the stream of a segment, beside its Spec."""
+    return [dict(record) for record in (*segment.skips, *segment.quarantines)]
 
 
 def deployment_of(run: RunDirectory, segments: list[Segment] | None = None) -> dict[str, Any]:

@@ -14,9 +14,12 @@ import contextlib
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from headway.base.clocks import Clock, SystemClock
 from headway.base.errors import EXIT_CONFIG, EXIT_ENVIRONMENT, EXIT_OK, EXIT_RUN, HeadwayError
 from headway.base.failpoints import guard
+from headway.data.stream import Skip, Stream
 from headway.recipe.schedules import Schedule
 from headway.recipe.spec import Spec
 from headway.rundir.events import EventLog, read_events
@@ -46,6 +49,8 @@ from headway.supervise.takeover import take_over
 from headway.supervise.writers import await_writers
 
 RELAID = "relaid"
+MOST_QUARANTINES = 64
+"""Damaged blocks that a run goes on without; more of them are a broken disk, which a person should look at."""
 """The end of a trainer whose last step is committed, and whose next stage another layout trains."""
 
 
@@ -128,6 +133,7 @@ class _Supervisor:
         self._last_end: AttemptEnd | None = None
         self._reported: set[tuple[str, str]] = set()
         self._refused: dict[str, str] = {}  # checkpoints that a trainer could not load, with its words
+        self._damage: dict[str, Any] | None = None  # training tokens that the last attempt found damaged, to be left out
 
     def run(self) -> Outcome:
         watch = self._watch
@@ -209,23 +215,44 @@ class _Supervisor:
         deployment = self._deployment or deployment_of(run, list(segments.values()))
         layout = _layout(deployment, run.spec(), choice.step)
         end_writers(run, _most_ranks(run), first=layout["world"])  # nobody comes back for what they hold
+        reason = self._reason(bool(segments))
         segment = Segment(
             id=max({*segments, *saving_segments(run)}, default=0) + 1,
             parent=parent.id if parent else None,
             restored_step=choice.step,
             checkpoint=choice.checkpoint,
-            reason=self._reason(bool(segments)),
+            reason=reason,
             author=self._watch.options.author if self._last_end is None else "automatic",
             epoch=self._watch.lease.epoch,
             layout=layout,
             skips=parent.skips if parent else (),
+            quarantines=self._quarantines(segments, parent, choice.step),
             rejected=tuple(choice.rejected),
             deployment=None if deployment == stated else deployment,
         )
         write_segment(run, segment)
         return segment
 
+    def _quarantines(self, segments: dict[int, Segment], parent: Segment | None, step: int) -> tuple[dict, ...]:
+        """Those in force, also where no checkpoint was written under them yet; and what was found last, from here on."""
+        before = segments[max(segments)].quarantines if segments else ()
+        damage, self._damage = self._damage, None
+        if damage is None:
+            return before
+        spec = self._watch.run.spec()
+        place = Schedule(spec).place(step)
+        skips = tuple(Skip(**skip) for skip in (parent.skips if parent else ()))
+        first = int(Stream(spec, skips).stream_index(place.stage, np.array([place.first_sequence]))[0])
+        found = {"source": damage["source"], "token": damage["token"], "tokens": damage["tokens"]}
+        record = found | {"stage": place.stage, "first": first}
+        self._watch.record("quarantine", **damage, stage=place.stage, first=first)
+        self._fruitless = 0  # the next attempt reads other tokens
+        return (*before, record)
+
     def _reason(self, has_history: bool) -> str:
+        if self._damage is not None:
+            damage = self._damage
+            return f"quarantine: {damage['tokens']:,} tokens of {damage['source']} ({damage['shard']}, block {damage['block']})"
         if self._last_end is not None:
             relaid = self._last_end.end_state == RELAID and self._last_end.code == EXIT_OK
             return "the next stage trains under another layout" if relaid else f"restart: {self._last_end.reason}"
@@ -251,6 +278,8 @@ class _Supervisor:
         error = error_of(self._watch.run, end.segment) or {}
         if isinstance(error.get("refused"), str):
             self._refused[error["refused"]] = f"the trainer could not load it: {error_words(error)}"
+        if isinstance(error.get("damage"), dict) and self._may_quarantine():
+            self._damage = error["damage"]
         if end.forced == "lease lost":
             return self._lost()
         if end.end_state == "complete":
@@ -262,6 +291,12 @@ class _Supervisor:
         if end.code == EXIT_CONFIG:
             return self._finish("failed", f"the trainer cannot run: {end.reason}", end.code, self._cause(end))
         return None
+
+    def _may_quarantine(self) -> bool:
+        run = self._watch.run
+        segments = read_segments(run)
+        few = not segments or len(segments[-1].quarantines) < MOST_QUARANTINES
+        return few and run.spec().interventions.get("damaged_data") == "quarantine"
 
     def _give_up(self, choice: Choice) -> Outcome:
         end = self._last_end

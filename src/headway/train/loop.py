@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import torch
 
 from headway.base import failpoints
@@ -116,9 +117,18 @@ def record(run: TrainRun, result: StepResult, waited_ns: int) -> None:
         rate=run.schedule.rate(run.step - 1),
         digest=found,
         input_wait_ns=waited_ns,
-        **result.extra,
+        **(result.extra | replaced(run)),
     )
     failpoints.hit("step.recorded", run.step)
+
+
+def replaced(run: TrainRun) -> dict[str, int]:
+    """Sequences of the step just done that stood in for damaged ones."""
+    if not run.segment.quarantines:
+        return {}
+    place = run.schedule.place(run.step - 1)
+    u = np.arange(place.first_sequence, place.first_sequence + place.batch_sequences)
+    return {"replaced": run.feed.stream.replaced(place.stage, u)}
 
 
 def evaluate(run: TrainRun) -> None:

@@ -21,7 +21,7 @@ from headway.checkpoint.load import Sources, load_state
 from headway.checkpoint.saver import Place, SavePolicy, Saver
 from headway.data.prefetch import Prefetcher
 from headway.data.reader import TokenReader
-from headway.data.stream import Skip, Stream, stream_digests
+from headway.data.stream import Quarantine, Skip, Stream, stream_digests
 from headway.data.tokenizer import Tokenizer
 from headway.parallel.group import Member
 from headway.parallel.mesh import Axes
@@ -30,7 +30,7 @@ from headway.recipe.spec import Spec
 from headway.rundir.layout import RunDirectory
 from headway.rundir.metrics import StepLog
 from headway.rundir.processes import start_ticks
-from headway.rundir.segments import Segment, current_chain, layout_of, read_segments
+from headway.rundir.segments import Segment, current_chain, layout_of, read_segments, stream_record
 from headway.store.manifest import Manifest
 from headway.train.cadence import Cadence
 from headway.train.crew import ALONE, Crew, Unwritten, join
@@ -145,7 +145,7 @@ def set_up(
     crew = join(member, axes, given_up=lambda: stop)
     phases.mark("group")
     reader, tokenizer = open_data(Path(info["data"]), spec)
-    stream = Stream(spec, tuple(Skip(**skip) for skip in chain[-1].skips))
+    stream = stream_of(spec, chain[-1])
     feed = Feed(stream, reader, schedule, policy.micro_batch_tokens, crew.replica)
     phases.mark("data")
     trainee = build_trainee(spec, crew.mesh, axes.recompute)
@@ -159,6 +159,12 @@ def set_up(
     log.mark("init")
     restore(run)
     return run
+
+
+def stream_of(spec: Spec, segment: Segment) -> Stream:
+    """Under the records in force."""
+    skips, quarantines = (Skip(**record) for record in segment.skips), (Quarantine(**record) for record in segment.quarantines)
+    return Stream(spec, tuple(skips), tuple(quarantines))
 
 
 def log_of(directory: RunDirectory, segment: int, clock: Clock, rank: int) -> StepLog:
@@ -261,7 +267,8 @@ def restore(run: TrainRun) -> None:
 
 def check_cursor(run: TrainRun, manifest: Manifest) -> None:
     """The checkpoint must be this run's, at the position that this Spec and this stream give to the same step."""
-    here = cursor(run, manifest.step) | {"run_id": run.directory.info()["run_id"], "spec_digest": run.spec.digest()}
+    writer = next((segment for segment in run.chain if segment.id == run.segment.parent), run.segment)
+    here = cursor(run, manifest.step, writer) | {"run_id": run.directory.info()["run_id"], "spec_digest": run.spec.digest()}
     saved = manifest.state["cursor"] | {key: manifest.state.get(key) for key in ("run_id", "spec_digest")}
     wrong = [key for key in here if saved.get(key) != here[key]]
     if manifest.step != run.segment.restored_step or wrong:
@@ -272,12 +279,12 @@ def check_cursor(run: TrainRun, manifest: Manifest) -> None:
         )
 
 
-def cursor(run: TrainRun, step: int) -> dict[str, Any]:
-    """The whole position of the stream after ``step`` updates (CONTRACTS section 2)."""
+def cursor(run: TrainRun, step: int, segment: Segment | None = None) -> dict[str, Any]:
+    """The whole position of the stream after ``step`` updates (CONTRACTS section 2), as ``segment`` (this one) reads it."""
     place = run.schedule.place(step)
     return {
         "stage": place.stage,
         "u": place.first_sequence,
         "streams": stream_digests(run.spec)[: place.stage + 1],
-        "record": digest_json([dict(skip) for skip in run.segment.skips]),
+        "record": digest_json(stream_record(segment or run.segment)),
     }
