@@ -24,6 +24,7 @@ SEEN = {
     "order": {"layers": 3, "first_pass": [{"axis": "tp", "kind": "all_gather", "phase": "forward", "times": 2}]},
     "state_bytes": {"weights": 2**30},
     "not_run": {"gradient norm": 8},
+    "assumed": ["every expert gets as many tokens"],
     "exchanges": [],
 }
 
@@ -68,6 +69,7 @@ def test_a_dry_run_says_what_it_ran_and_what_follows(answer, capsys):
     assert "run with 2 and 3 layers; 32 follow" in out
     assert "run with 3 of 16 micro-batches" in out
     assert "tp, all-gather, forward: kept, not gathered again" in out
+    assert "assumed, since tensors have no values: every expert gets as many tokens" in out
     assert "verdict: the plan agrees" in out
     assert asked[0]["axes"]["dp_shard"] == 8
     assert asked[0]["passes"] == 128

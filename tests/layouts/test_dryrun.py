@@ -9,8 +9,9 @@ from layout_cases import described
 
 from headway.base.errors import ConfigError
 from headway.parallel.mesh import Axes
-from headway.plan import reconcile as reconciliation
-from headway.plan.reconcile import engine_work, reconcile
+from headway.plan import departures as departing
+from headway.plan.departures import PADDING
+from headway.plan.reconcile import Line, engine_work, reconcile
 from headway.plan.work import Layout
 from headway.recipe.spec import PrecisionSpec, Spec
 from headway.train.dryrun import run as dryrun_run
@@ -18,12 +19,20 @@ from headway.train.dryrun.run import Request, dry_run
 
 pytestmark = pytest.mark.layouts
 
-SPEC = replace(described("proxy", ("model.kv_heads=4",)), precision=PrecisionSpec("bfloat16"))
+BFLOAT16 = PrecisionSpec("bfloat16")
+SPEC = replace(described("proxy", ("model.kv_heads=4",)), precision=BFLOAT16)
+ROUTED = replace(described("mixtral-8x7b"), precision=BFLOAT16)
+LATENT = replace(described("deepseek-v3"), precision=BFLOAT16)
+"""With a layer without experts, shared experts, a head for one more token."""
 COUNTS = ("exchanges", "flops", "attention_flops", "parameters")
 
 
 def deep(layers: int = 7, **changes) -> Spec:
     return replace(SPEC, model=replace(SPEC.model, layers=layers, **changes))
+
+
+def deep_routed(layers: int, base: Spec = ROUTED) -> Spec:
+    return replace(base, model=replace(base.model, layers=layers))
 
 
 def seen(spec: Spec, passes: int, **axes) -> dict:
@@ -34,9 +43,18 @@ def counted(found: dict) -> dict:
     return {name: sorted(found[name], key=str) if name == "exchanges" else found[name] for name in COUNTS}
 
 
-@pytest.mark.parametrize("changes", [{}, {"window": 12, "full_attention_every": 2}], ids=["uniform", "every other layer"])
-def test_few_layers_say_what_all_do(monkeypatch, changes):
-    spec, axes = deep(**changes), {"dp_shard": 3, "tp": 2}
+@pytest.mark.parametrize(
+    ("spec", "axes"),
+    [
+        (deep(), {"dp_shard": 3, "tp": 2}),
+        (deep(window=12, full_attention_every=2), {"dp_shard": 3, "tp": 2}),
+        (deep(window=12, full_attention_every=2), {"cp": 2, "tp": 2}),
+        (deep_routed(7), {"dp_shard": 2, "cp": 2, "ep": 2}),
+        (deep_routed(7, LATENT), {"dp_shard": 4, "ep": 2, "tp": 2}),
+    ],
+    ids=["uniform", "every other layer", "cp", "experts", "latents, experts from the second layer on"],
+)
+def test_few_layers_say_what_all_do(monkeypatch, spec, axes):
     few = seen(spec, 2, **axes)
     monkeypatch.setattr(dryrun_run, "RUN_WHOLE_LAYERS", 100)
     whole = seen(spec, 2, **axes)
@@ -58,10 +76,25 @@ LAYOUTS = [
     {"tp": 4},
     {"dp_shard": 2, "tp": 2},
     {"dp_replicate": 2, "dp_shard": 2, "tp": 2},
+    {"cp": 2},
+    {"cp": 2, "zero": 2},
+    {"dp_shard": 2, "cp": 2},
+    {"dp_replicate": 2, "dp_shard": 2, "cp": 2, "tp": 2},
+]
+ROUTED_LAYOUTS = [
+    {"dp_shard": 2},
+    {"tp": 2},
+    {"cp": 2, "tp": 2},
+    {"dp_shard": 2, "ep": 2},
+    {"dp_shard": 4, "ep": 2},
+    {"dp_shard": 2, "ep": 2, "tp": 2},
+    {"cp": 2, "ep": 2},
+    {"dp_shard": 2, "cp": 2, "ep": 2, "zero": 2},
+    {"dp_replicate": 2, "dp_shard": 2, "cp": 2, "tp": 2, "ep": 4},
 ]
 
 
-def lines(spec: Spec, passes: int, axes: dict) -> list:
+def lines(spec: Spec, passes: int, axes: dict) -> list[Line]:
     layout = Layout(**axes)
     work = engine_work(spec.model, spec.precision, spec.stages[0].sequence_length, passes * layout.dp)
     return reconcile(work, layout, seen(spec, passes, **axes))
@@ -74,6 +107,51 @@ def test_the_plan_agrees(axes, passes):
     assert sum(line.seen_calls is not None for line in found) >= 2
 
 
+@pytest.mark.parametrize("spec", [ROUTED, LATENT], ids=["grouped queries", "latents, shared experts, further tokens"])
+@pytest.mark.parametrize("axes", ROUTED_LAYOUTS, ids=str)
+def test_the_plan_agrees_on_experts(spec, axes):
+    found = lines(deep_routed(3, spec), 2, axes)
+    assert [line for line in found if not line.agrees] == []
+    assert sum(line.what.startswith("ep, all-to-all") for line in found) == 2 * (axes.get("ep", 1) > 1)
+
+
+def test_counts_of_rows_are_exchanged_before_them():
+    """Of one layer, forward: counts as 64-bit integers, rows there, rows back."""
+    found = seen(deep_routed(1), 1, dp_shard=2, ep=2)
+    sent = [one for one in found["exchanges"] if one["kind"] == "all_to_all" and one["phase"] == "forward"]
+    rows = ROUTED.stages[0].sequence_length * 2 * 48 * 2  # top 2, width 48, bfloat16
+    assert sorted((one["payload_bytes"], one["calls"]) for one in sent) == [(8 * 8, 1), (rows, 2)]
+    assert found["assumed"] == ["every expert gets as many tokens"]
+
+
+@pytest.mark.parametrize(
+    ("spec", "axes"),
+    [
+        (deep(2, window=12, full_attention_every=2), {"cp": 2}),
+        (deep(2, attention_softcap=30.0), {"tp": 2}),
+        (deep(2, block="parallel"), {"tp": 2, "cp": 2}),
+    ],
+    ids=["windows", "capped scores", "parallel block"],
+)
+def test_layers_of_other_kinds_agree(spec, axes):
+    found = lines(spec, 1, axes)
+    assert [line for line in found if not line.agrees] == []
+
+
+def test_an_early_chunk_and_a_late_one_have_half_of_all_scores():
+    alone, half = (seen(deep(2), 1, **axes)["attention_flops"] for axes in ({}, {"cp": 2}))
+    assert half == {phase: flops // 2 for phase, flops in alone.items()}
+
+
+def test_experts_of_one_rank_alone_are_in_its_gradients():
+    """They are not scattered, and stay whole like the rest until the last micro-batch."""
+    alone, shared = (seen(deep_routed(2), 2, **axes) for axes in ({}, {"dp_shard": 2, "ep": 2}))
+    experts = 2 * 8 * 3 * 48 * 32
+    whole = alone["parameters"] - experts // 2
+    held = shared["state_bytes"]["gradients until they are scattered"]
+    assert held == pytest.approx(4 * whole, rel=0.01)
+
+
 def test_norms_of_heads_and_tied_embeddings_agree_too():
     assert all(
         line.agrees for line in lines(deep(2, qk_norm=True, tied_embeddings=True, vocabulary=256), 2, {"dp_shard": 2, "tp": 2})
@@ -83,20 +161,21 @@ def test_norms_of_heads_and_tied_embeddings_agree_too():
 def test_an_exchange_that_nobody_planned_does_not_agree(monkeypatch):
     found = {line.what: line for line in lines(deep(2), 1, {"dp_shard": 2, "tp": 2})}
     assert found["tp, all-reduce, forward"].reasons
-    monkeypatch.setattr(reconciliation, "_tensor", lambda work, layout: iter(()))
+    monkeypatch.setattr(departing, "_tensor", lambda work, layout: iter(()))
     without = {line.what: line for line in lines(deep(2), 1, {"dp_shard": 2, "tp": 2})}
     assert not without["tp, all-reduce, forward"].agrees
     assert not without["tp, all-gather, backward"].agrees
     assert without["tp, all-gather, forward"].agrees
 
 
-def test_rows_that_are_padded_to_the_ranks_are_counted():
+@pytest.mark.parametrize(("spec", "axes"), [(deep(2), {"dp_shard": 48, "tp": 2}), (deep_routed(2), {"dp_shard": 80, "ep": 2})])
+def test_rows_that_are_padded_to_the_ranks_are_counted(spec, axes):
     """More ranks than rows of keys and values: what travels grows, and so does what the first ranks hold."""
-    found = {line.what: line for line in lines(deep(2), 1, {"dp_shard": 48, "tp": 2})}
+    found = {line.what: line for line in lines(spec, 1, axes)}
     assert all(line.agrees for line in found.values()), [line for line in found.values() if not line.agrees]
     rank = found["parameters of a rank"]
     assert rank.seen > 1.02 * rank.planned
-    assert reconciliation.PADDING in rank.reasons
+    assert PADDING in rank.reasons
 
 
 def test_a_layout_that_the_engine_refuses_is_refused_here_too():

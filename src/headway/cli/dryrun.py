@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from headway.recipe.spec import Spec
 
 
-UNDRY = {"pp": 1, "cp": 1, "ep": 1, "virtual": 1, "recompute": "none", "sequence_parallel": True, "offload": False}
+UNDRY = {"pp": 1, "virtual": 1, "recompute": "none", "sequence_parallel": True, "offload": False}
 """What a dry run has no counterpart for in the plan, with the only value that it takes."""
 
 
@@ -28,7 +28,7 @@ def refuse_undry(layout: Layout) -> None:
         if str(value) != str(only):
             raise ConfigError(
                 f"--layout {name}={value}",
-                "a dry run takes dp_replicate, dp_shard and tp: what the others exchange is not set beside the plan yet",
+                "what is exchanged otherwise with it is not set beside the plan yet",
                 f"leave {name} out; headway plan has it, and headway prove and headway run carry it out",
                 "--layout",
             )
@@ -42,8 +42,8 @@ def dryrun(
         str,
         Parameter(
             metavar="LAYOUT",
-            help="Sizes of the axes that a dry run takes (dp_replicate, dp_shard, tp), zero and micro_batch (sequences), such as "
-            "tp=8,dp_shard=2048.",
+            help="Sizes of the axes that a dry run takes (dp_replicate, dp_shard, cp, tp, ep), zero and micro_batch (sequences), "
+            "such as tp=8,dp_shard=2048.",
         ),
     ],
     world: Annotated[int | None, Parameter(metavar="N", help="Ranks; dp_shard fills what the layout leaves open.")] = None,
@@ -160,6 +160,7 @@ def dryrun_lines(layout: Layout, seen: dict[str, Any], lines: Sequence[Line]) ->
     if seen["not_run"]:
         names = ", ".join(f"{name} ({size} bytes)" for name, size in seen["not_run"].items())
         yield f"not run, since the host reads them: sums over ranks of {names}"
+    yield from (f"assumed, since tensors have no values: {text}" for text in seen["assumed"])
     apart = [line.what for line in lines if not line.agrees]
     yield f"verdict: {'the plan agrees' if not apart else 'the plan does NOT agree on ' + ', '.join(apart)}"
 

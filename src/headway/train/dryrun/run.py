@@ -33,9 +33,11 @@ from headway.train.dryrun.seen import Exchange, Tally, Watch
 
 RUN_WHOLE_LAYERS = 4
 """A model of no more layers is run as it is."""
-MOMENTS, FLOAT32_BYTES, SCATTER = 2, 4, "reduce_scatter"
+MOMENTS, FLOAT32_BYTES = 2, 4
 NOT_RUN = {"gradient norm": 8, "losses": 32}
 """Sums behind the backward pass, bytes each: float64, one and four of them."""
+EVEN = "every expert gets as many tokens"
+"""Which only values would tell (``model/shape_only.py``)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,6 +84,7 @@ def dry_run(request: Request) -> dict[str, Any]:
         "passes": request.passes,
         "exchanges": [asdict(exchange) | {"calls": calls} for exchange, calls in step.exchanges.items()],
         "not_run": NOT_RUN if request.axes.world > 1 else {},
+        "assumed": [EVEN] if request.spec.model.experts is not None else [],
         "order": {"layers": at, "first_pass": _order(runs[-1].order)},
         "parameters": step.parameters,
         "state_bytes": _state_bytes(step, request.passes),
@@ -104,13 +107,21 @@ class _Step:
 
 def _state_bytes(step: _Step, passes: int) -> dict[str, int]:
     """Float32. Of several micro-batches gradients are summed whole, and scattered behind the last."""
-    whole = sum(calls * one.payload_bytes for one, calls in step.exchanges.items() if one.kind == SCATTER and "dp" in one.axis)
-    gradients = whole if passes > 1 and whole else FLOAT32_BYTES * step.parameters
+    whole = FLOAT32_BYTES * step.parameters
+    gradients = whole
+    if passes > 1:  # what is scattered is whole before; what one rank has alone stays as it is
+        scattered = [(calls * one.payload_bytes, one.group) for one, calls in step.exchanges.items() if _is_scatter(one)]
+        gradients += sum(size - size // ranks for size, ranks in scattered)
     return {
-        "weights": FLOAT32_BYTES * step.parameters,
+        "weights": whole,
         "gradients until they are scattered": gradients,
-        "moments": MOMENTS * FLOAT32_BYTES * step.parameters,
+        "moments": MOMENTS * whole,
     }
+
+
+def _is_scatter(one: Exchange) -> bool:
+    """Of gradients to those that share states."""
+    return (one.axis, one.kind) == ("dp_shard", "reduce_scatter")
 
 
 def _run(request: Request, layers: int) -> _Step:

@@ -2,20 +2,25 @@
 
 exchange   axis (which coordinates of the mesh its ranks differ in), kind, bytes of the whole logical message
            all_gather: what is gathered; reduce_scatter, all_reduce: what is summed; all_to_all: what one rank hands out
-product    FLOPs, 2 per multiplication and addition; attention with half of the square where it is causal
+product    FLOPs, 2 per multiplication and addition; attention with what a causal edge leaves of its scores, all under a mask
+
+Groups of several axes may have the same ranks, so who asks tells the axis: what shares states (FSDP2) works in place, in torch's
+namespace c10d, over dp_shard x cp as a whole, named dp_shard; what the model's own modules exchange is functional, and
+all-to-all is between experts.
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -24,10 +29,13 @@ from headway.parallel.mesh import AXES, Axes
 KINDS = {"gather": "all_gather", "reduce_scatter": "reduce_scatter", "reduce": "all_reduce", "all_to_all": "all_to_all"}
 """By a part of the operator's name; the first that fits."""
 NAMES = ("reduce_scatter", "all_to_all", "alltoall", "gather", "reduce")
-PRODUCTS = ("mm", "bmm", "addmm", "_grouped_mm")
-ATTENTION = "scaled_dot_product"
-BACKWARD_ATTENTION = 2.5
-"""Of forward: the scores again, and four products with gradients, for two."""
+PRODUCTS = ("mm", "addmm", "_grouped_mm")
+"""With weights; those of attention are over heads (bmm), and counted where it is called."""
+STATES, SHARDS = "c10d", ("cp", "dp_shard x cp")
+FLASH_BACKWARD, PLAIN_BACKWARD = 2.5, 2.0
+"""Of forward: four products with gradients for two, and in a kernel that keeps no scores these again."""
+EDGE_DIMS, PER_HEAD_DIMS = 2, 4
+"""Queries, keys; batch and heads before them."""
 
 
 @dataclass(frozen=True)
@@ -63,19 +71,19 @@ class Watch(TorchDispatchMode):
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
         self._phase = name
-        with self:
+        with self, _Attention(self.attended):
             yield
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         out = func(*args, **(kwargs or {}))
         name = func._schema.name.partition("::")[2]
-        if func.namespace in ("c10d", "_c10d_functional"):
-            self._exchange(name, args, out)
+        if func.namespace in (STATES, "_c10d_functional"):
+            self._exchange(name, args, out, of_states=func.namespace == STATES)
         elif func.namespace == "aten":
             self._product(name, args, out)
         return out
 
-    def _exchange(self, name: str, args: tuple, out: Any) -> None:
+    def _exchange(self, name: str, args: tuple, out: Any, *, of_states: bool) -> None:
         part = next((part for part in NAMES if part in name), None)
         if part is None:  # waits, barriers
             return
@@ -85,7 +93,9 @@ class Watch(TorchDispatchMode):
             return
         tensors = [x for x in tree_leaves((args, out)) if isinstance(x, Tensor)]
         payload = max(x.numel() * x.element_size() for x in tensors)
-        seen = Exchange(self._axis(group), kind, self._phase, group.size(), payload)
+        axis = "ep" if kind == "all_to_all" else self._axis(group)
+        axis = "dp_shard" if of_states and axis in SHARDS else axis
+        seen = Exchange(axis, kind, self._phase, group.size(), payload)
         self.tally.exchanges[seen] += 1
         self.tally.order.append(seen)
 
@@ -101,21 +111,50 @@ class Watch(TorchDispatchMode):
         if name in PRODUCTS:
             inner = args[1].shape[-1] if name == "addmm" else args[0].shape[-1]
             self.tally.flops[self._phase] += 2 * _grouped(args, out, inner) if name == "_grouped_mm" else 2 * out.numel() * inner
-        elif ATTENTION in name:
-            self.tally.attention_flops[self._phase] += _attention(name, args)
+
+    def attended(self, flops: int) -> None:
+        self.tally.attention_flops[self._phase] += flops
+
+
+class _Attention(TorchFunctionMode):
+    """Counts it where it is called, whichever way this machine takes inside: forward at once, backward with its gradient."""
+
+    def __init__(self, count: Callable[[int], None]):
+        super().__init__()
+        self._count = count
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if func is torch.nn.functional.scaled_dot_product_attention:
+            self._counted(out, _attention_flops(*args[:3], mask=(kwargs or {}).get("attn_mask")), FLASH_BACKWARD)
+        elif func in (torch.Tensor.__matmul__, torch.Tensor.matmul, torch.matmul) and _per_head(args):
+            self._counted(out, 2 * out.numel() * args[0].shape[-1], PLAIN_BACKWARD)
+        return out
+
+    def _counted(self, out: Tensor, flops: int, backward: float) -> None:
+        self._count(flops)
+        if out.requires_grad:
+            out.register_hook(lambda _: self._count(int(backward * flops)))
+
+
+def _attention_flops(q_BHsE: Tensor, k_BKTE: Tensor, v_BKTV: Tensor, *, mask: Tensor | None) -> int:
+    """Of a query the keys before it; of a mask over rows and heads, which no kernel looks into, all.
+
+    A causal edge is the kernel's own, or comes as a mask of queries and keys: the last query sees the last key.
+    """
+    queries, keys = q_BHsE.shape[2], k_BKTE.shape[2]
+    met = 2 * queries * keys - (queries * queries if mask is None or mask.dim() == EDGE_DIMS else 0)
+    return q_BHsE.shape[0] * q_BHsE.shape[1] * met * (q_BHsE.shape[-1] + v_BKTV.shape[-1])
+
+
+def _per_head(args: tuple) -> bool:
+    """Plain products of capped scores."""
+    return all(x.dim() == PER_HEAD_DIMS for x in args[:2])
 
 
 def _grouped(args: tuple, out: Tensor, inner: int) -> int:
     """Rows by experts, or, of gradients by weights, rows summed over."""
     return out.numel() * inner if out.dim() == 2 else out.shape[-1] * out.shape[-2] * inner
-
-
-def _attention(name: str, args: tuple) -> int:
-    """Of causal scores, half of the square."""
-    backward = "backward" in name
-    q, k, v = args[1:4] if backward else args[:3]
-    square = q.shape[0] * q.shape[1] * q.shape[2] * k.shape[2] * (q.shape[-1] + v.shape[-1])
-    return int(square * (BACKWARD_ATTENTION if backward else 1.0))
 
 
 def _group(argument: Any) -> dist.ProcessGroup | None:

@@ -1,0 +1,274 @@
+"""Where this engine does otherwise than an engine of its kind is planned: what, by how much, and why.
+
+    tensor parallelism     what was gathered is kept; each layer gathers for itself what planned ones share, and latents in place
+                           of the stream
+    context parallelism    keys and values apart, kept; of latents, what was made of them
+    experts                tokens are gathered over tp before they are sent; loads are counted over whole rows
+    states                 embedding, last norm and head are one group; routers are groups in float32; gradients are scattered
+                           once a step
+
+Every amount follows from the sizes of the model and the layout; what is planned comes from ``step/communication.py``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+
+from headway.formulas.activations import GROUPED_CHUNKS, element_bytes, loss_chunk_tokens
+from headway.plan.held import Held, held, is_whole, padded, whole
+from headway.plan.step.communication import Collective, collectives, kv_bytes, stream_bytes
+from headway.plan.work import Layout, Work
+from headway.recipe.roles import norms_of_block
+
+MASTER_BYTES, COUNT_BYTES = 4, 8
+
+Key = tuple[str, str, str]
+"""Axis, kind, phase."""
+
+
+def _keys(axis: str) -> tuple[Key, Key, Key, Key]:
+    """Gathers and sums of the forward pass, then of the backward pass, where they change roles."""
+    kinds = ("all_gather", "reduce_scatter")
+    forward, backward = (tuple((axis, kind, phase) for kind in kinds) for phase in ("forward", "backward"))
+    return forward[0], forward[1], backward[0], backward[1]
+
+
+TP_GATHER, TP_SCATTER, TP_GATHER_B, TP_SCATTER_B = _keys("tp")
+CP_GATHER, _, CP_GATHER_B, CP_SCATTER_B = _keys("cp")
+GATHER, _, GATHER_B, SCATTER = _keys("dp_shard")
+TP_SUM, TP_SUM_B, TP_STEP = (("tp", "all_reduce", phase) for phase in ("forward", "backward", "step"))
+CP_SUM, REPLICATE = ("cp", "all_reduce", "forward"), ("dp_replicate", "all_reduce", "backward")
+SEND, SEND_B = (("ep", "all_to_all", phase) for phase in ("forward", "backward"))
+
+
+@dataclass(frozen=True)
+class Departure:
+    """What this engine adds (or leaves out: below 0) to what is planned, per step and rank."""
+
+    key: Key
+    calls: float
+    bytes: float
+    reason: str
+
+
+def departures(work: Work, layout: Layout) -> Iterator[Departure]:
+    if layout.tp > 1:
+        yield from _tensor(work, layout)
+    if layout.cp > 1:
+        yield from _context(work, layout)
+    if layout.ep > 1:
+        yield from _experts(work, layout)
+    yield from _loads(work, layout)
+    if layout.shards > 1:
+        yield from _weights(work, layout)
+        yield from _gradients(work, layout)
+        yield from _padding(work, layout)
+    if layout.dp_replicate > 1:
+        yield from _replicas(work, layout)
+
+
+@lru_cache(maxsize=64)
+def planned_here(work: Work, layout: Layout) -> tuple[Collective, ...]:
+    """Of the rank that is run."""
+    return tuple(one for one in collectives(work, layout) if one.axis != "world")
+
+
+def key_of(one: Collective) -> Key:
+    return str(one.axis), str(one.kind), str(one.phase)
+
+
+def _planned(work: Work, layout: Layout, key: Key, name: str = "") -> tuple[float, float]:
+    """(calls, bytes) of those whose name begins so."""
+    found = [one for one in planned_here(work, layout) if key_of(one) == key and one.name.startswith(name)]
+    return sum(one.calls for one in found), sum(one.calls * one.payload_bytes for one in found)
+
+
+# --- tensor parallelism -------------------------------------------------------------------------------------------------
+
+KEPT = "what was gathered for a product is kept, not gathered again"
+
+
+def _tensor(work: Work, layout: Layout) -> Iterator[Departure]:
+    calls, size = _planned(work, layout, TP_GATHER_B, "gather of inputs again")
+    yield Departure(TP_GATHER_B, -calls, -size, KEPT)
+    yield from _layers(work, layout)
+    if work.model.experts is not None:
+        yield from _tokens_of_experts(work, layout)
+    yield from _loss(work, layout)
+    yield from _whole_gradients(work, layout)
+
+
+def _inputs(calls: float, size: float, reason: str) -> Iterator[Departure]:
+    """Gathered, and their gradients summed."""
+    yield Departure(TP_GATHER, calls, size, reason)
+    yield Departure(TP_SCATTER_B, calls, size, reason)
+
+
+def _outputs(calls: float, size: float, reason: str) -> Iterator[Departure]:
+    """Summed, and their gradients gathered."""
+    yield Departure(TP_SCATTER, calls, size, reason)
+    yield Departure(TP_GATHER_B, calls, size, reason)
+
+
+def _layers(work: Work, layout: Layout) -> Iterator[Departure]:
+    """What attention, feed-forward and heads for further tokens exchange otherwise."""
+    model, passes, stream = work.model, layout.micro_batches(work.batch), stream_bytes(work, layout)
+    times = passes * held(model, layout).blocks
+    if model.block.startswith("parallel"):
+        more = times * (2 - norms_of_block(model)[1])
+        reason = "attention and feed-forward of a parallel block exchange for themselves"
+        yield from _inputs(more, more * stream, reason)
+        yield from _outputs(times, times * stream, reason)
+    if model.latent is not None:
+        latent, turned = model.latent, model.latent.rope_width
+        wider = latent.kv_rank + turned + (latent.query_rank or model.width) - model.width
+        size = times * work.rank_tokens(layout) * wider * work.element_bytes
+        reason = "latents of keys, what turns of them, and those of queries are gathered, in place of the stream"
+        yield from _inputs(times * (1 + (turned > 0)), size, reason)
+    if model.mtp_layers:
+        further = passes * model.mtp_layers
+        yield from _outputs(further, further * stream, "heads for further tokens look up the embedding again")
+
+
+def _tokens_of_experts(work: Work, layout: Layout) -> Iterator[Departure]:
+    model, stream, experts = work.model, stream_bytes(work, layout), work.model.experts
+    assert experts is not None
+    times, shared = layout.micro_batches(work.batch) * held(model, layout).routed, 1 if experts.shared else 0
+    if layout.ep > 1:
+        size = times * (experts.top_k + shared - 1) * stream
+        reason = "tokens are gathered before they are sent to experts, not all their copies behind it"
+        yield from _inputs(0, -size, reason)
+        yield from _outputs(0, -size, reason)
+    if shared:
+        yield from _inputs(times, times * stream, "shared experts exchange for themselves")
+        yield from _outputs(times, times * stream, "shared experts exchange for themselves")
+    chosen, reason = times * work.rank_tokens(layout) * experts.top_k, "with tokens go their choices and weights"
+    yield Departure(TP_GATHER, 2 * times, chosen * (COUNT_BYTES + MASTER_BYTES), reason)
+    yield Departure(TP_SCATTER_B, times, chosen * MASTER_BYTES, reason)
+
+
+def _loss(work: Work, layout: Layout) -> Iterator[Departure]:
+    model, heads = work.model, layout.micro_batches(work.batch) * (1 + work.model.mtp_layers)
+    chunks = _chunks(int(work.rank_tokens(layout)), -(-model.vocabulary // layout.tp))
+    reason = f"the loss is taken in {chunks} chunks of tokens, with two exchanges each: the same bytes"
+    yield Departure(TP_SUM, heads * (2 * chunks - 3), 0.0, reason)
+
+
+def _chunks(tokens: int, vocabulary: int) -> int:
+    """Of the loss: groups of a few chunks, the last ones shorter."""
+    chunk = loss_chunk_tokens(vocabulary)
+    group = chunk * GROUPED_CHUNKS
+    return tokens // group * GROUPED_CHUNKS + -(-(tokens % group) // chunk)
+
+
+def _whole_gradients(work: Work, layout: Layout) -> Iterator[Departure]:
+    """Of one micro-batch those of blocks are in the type of products, but for routers; sums over several in float32."""
+    reason = "gradients of what every tensor rank has whole are summed one by one, behind the last micro-batch"
+    calls, size = _planned(work, layout, TP_STEP)
+    yield Departure(TP_STEP, -calls, -size, reason)
+    narrow = element_bytes(work.precision) if layout.micro_batches(work.batch) == 1 else MASTER_BYTES
+    found = [shape for shape in held(work.model, layout).shapes if is_whole(shape)]
+    wide = [".router." in shape.name or not shape.name.startswith(("layers.", "mtp.")) for shape in found]
+    size = sum(whole(shape, layout) * (MASTER_BYTES if is_wide else narrow) for shape, is_wide in zip(found, wide, strict=True))
+    yield Departure(TP_SUM_B, len(found), size, reason)
+
+
+# --- context, experts -----------------------------------------------------------------------------------------------------
+
+
+def _context(work: Work, layout: Layout) -> Iterator[Departure]:
+    model, times = work.model, layout.micro_batches(work.batch) * held(work.model, layout).blocks
+    calls, size = _planned(work, layout, CP_GATHER_B, "gather of keys and values again")
+    yield Departure(CP_GATHER_B, -calls, -size, "keys and values stay gathered until their gradients are taken")
+    more, wider, reason = times, 0.0, "keys and values are exchanged one after the other: the same bytes"
+    if model.latent is not None:
+        latent, turned = model.latent, model.latent.rope_width
+        row = model.heads / layout.tp * (latent.nope_width + latent.value_width) + turned
+        wider = times * (layout.micro_batch * work.sequence * row * work.element_bytes - kv_bytes(work, layout))
+        more, reason = times * (turned > 0), "of latents, the keys and values of heads that were made of them are exchanged"
+    yield Departure(CP_GATHER, more, wider, reason)
+    yield Departure(CP_SCATTER_B, more, wider, reason)
+
+
+def _experts(work: Work, layout: Layout) -> Iterator[Departure]:
+    """Rows of all tokens that a tensor rank has gathered, in the type of the stream."""
+    experts = work.model.experts
+    assert experts is not None
+    size = layout.micro_batches(work.batch) * held(work.model, layout).routed * stream_bytes(work, layout) * experts.top_k
+    if layout.tp > 1:
+        for key in (SEND, SEND_B):
+            yield Departure(key, 0, 2 * size * (1 - 1 / layout.tp), "each tensor rank sends all tokens that it has gathered")
+    if work.precision == "float8":
+        yield Departure(SEND, 0, size / layout.tp / 2, "tokens travel in the type of the stream")
+
+
+def _loads(work: Work, layout: Layout) -> Iterator[Departure]:
+    experts = work.model.experts
+    if experts is None:
+        return
+    times = layout.micro_batches(work.batch) * held(work.model, layout).routed
+    size = times * layout.micro_batch * experts.experts * COUNT_BYTES
+    for key, ranks in ((TP_SUM, layout.tp), (CP_SUM, layout.cp)):
+        if ranks > 1:
+            yield Departure(key, times, size, "loads of experts are counted over whole sequences")
+
+
+# --- states ---------------------------------------------------------------------------------------------------------------
+
+ONE_GROUP = "embedding, last norm and head are one group"
+PADDING = "each parameter is cut by its first dimension, which is padded to as many rows for each rank"
+ROUTERS = "each router is a group, gathered in float32 because it computes so"
+IN_BLOCK = "experts that all ranks have are gathered with their block"
+
+
+def _weights(work: Work, layout: Layout) -> Iterator[Departure]:
+    passes, here = layout.micro_batches(work.batch), held(work.model, layout)
+    root, wider = here.root(layout), MASTER_BYTES - work.weight_bytes
+    routers = passes * here.routers * wider
+    if layout.zero == 3:
+        reason = f"{ONE_GROUP}, gathered in float32 because the embedding is read so"
+        yield Departure(GATHER, -passes, passes * root * wider, reason)
+        yield Departure(GATHER_B, -2 * passes, -passes * root * work.weight_bytes, "that group stays until its micro-batch ends")
+        for key in (GATHER, GATHER_B):
+            yield from _groups_of_experts(key, here, layout, passes, routers)
+        return
+    once, size = _planned(work, layout, GATHER)
+    reason = f"weights are gathered for every micro-batch, not once a step; {ONE_GROUP}"
+    yield Departure(GATHER, passes * (once - 1) - once, passes * (size + root * wider) - size, reason)
+    yield from _groups_of_experts(GATHER, here, layout, passes, routers)
+
+
+def _groups_of_experts(key: Key, here: Held, layout: Layout, passes: int, size: float) -> Iterator[Departure]:
+    if here.routed:
+        yield Departure(key, passes * here.routed, size, ROUTERS)
+        if layout.ep == 1:
+            yield Departure(key, -passes * here.routed, 0.0, IN_BLOCK)
+
+
+def _gradients(work: Work, layout: Layout) -> Iterator[Departure]:
+    """Planned for every micro-batch, done behind the last."""
+    (calls, size), here = _planned(work, layout, SCATTER), held(work.model, layout)
+    passes = layout.micro_batches(work.batch) if layout.zero >= 2 else 1
+    reason = f"gradients stay whole until the last micro-batch, and are scattered once a step; {ONE_GROUP}"
+    yield Departure(SCATTER, calls / passes - 1 - calls, size / passes - size, reason)
+    yield from _groups_of_experts(SCATTER, here, layout, 1, 0.0)
+
+
+def _replicas(work: Work, layout: Layout) -> Iterator[Departure]:
+    yield Departure(REPLICATE, -1, 0.0, ONE_GROUP)
+    yield from _groups_of_experts(REPLICATE, held(work.model, layout), layout, 1, 0.0)
+
+
+def _padding(work: Work, layout: Layout) -> Iterator[Departure]:
+    passes, added = layout.micro_batches(work.batch), padded(work.model, layout)
+    if not any(added.elements.values()):
+        return
+    blocks = added.elements["block"] * work.weight_bytes + added.elements["router"] * MASTER_BYTES
+    yield Departure(GATHER, 0, passes * (blocks + added.elements["root"] * MASTER_BYTES), PADDING)
+    if layout.zero == 3:
+        yield Departure(GATHER_B, 0, passes * blocks, PADDING)
+    yield Departure(SCATTER, 0, MASTER_BYTES * sum(added.elements.values()), PADDING)
+    if layout.dp_replicate > 1:
+        yield Departure(REPLICATE, 0, MASTER_BYTES * added.of_rank, PADDING)
