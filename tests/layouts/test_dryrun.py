@@ -12,7 +12,7 @@ from headway.parallel.mesh import Axes
 from headway.plan import departures as departing
 from headway.plan.departures import PADDING
 from headway.plan.reconcile import Line, engine_work, reconcile
-from headway.plan.work import Layout
+from headway.plan.work import Layout, Recompute
 from headway.recipe.spec import PrecisionSpec, Spec
 from headway.train.dryrun import run as dryrun_run
 from headway.train.dryrun.run import Request, dry_run
@@ -49,16 +49,17 @@ def counted(found: dict) -> dict:
         (deep(), {"dp_shard": 3, "tp": 2}),
         (deep(window=12, full_attention_every=2), {"dp_shard": 3, "tp": 2}),
         (deep(window=12, full_attention_every=2), {"cp": 2, "tp": 2}),
-        (deep_routed(7), {"dp_shard": 2, "cp": 2, "ep": 2}),
-        (deep_routed(7, LATENT), {"dp_shard": 4, "ep": 2, "tp": 2}),
+        (deep_routed(5), {"dp_shard": 2, "cp": 2, "ep": 2}),
+        (deep_routed(5, LATENT), {"dp_shard": 4, "ep": 2, "tp": 2}),
+        (deep_routed(5), {"cp": 2, "recompute": "full"}),
     ],
-    ids=["uniform", "every other layer", "cp", "experts", "latents, experts from the second layer on"],
+    ids=["uniform", "every other layer", "cp", "experts", "latents, experts from the second layer on", "computed again"],
 )
 def test_few_layers_say_what_all_do(monkeypatch, spec, axes):
     few = seen(spec, 2, **axes)
     monkeypatch.setattr(dryrun_run, "RUN_WHOLE_LAYERS", 100)
     whole = seen(spec, 2, **axes)
-    assert few["layers_run"] != whole["layers_run"] == [7]
+    assert few["layers_run"] != whole["layers_run"] == [spec.model.layers]
     assert counted(few) == counted(whole)
 
 
@@ -95,7 +96,7 @@ ROUTED_LAYOUTS = [
 
 
 def lines(spec: Spec, passes: int, axes: dict) -> list[Line]:
-    layout = Layout(**axes)
+    layout = Layout(**axes | {"recompute": Recompute(axes.get("recompute", "none"))})
     work = engine_work(spec.model, spec.precision, spec.stages[0].sequence_length, passes * layout.dp)
     return reconcile(work, layout, seen(spec, passes, **axes))
 
@@ -107,10 +108,13 @@ def test_the_plan_agrees(axes, passes):
     assert sum(line.seen_calls is not None for line in found) >= 2
 
 
-@pytest.mark.parametrize("spec", [ROUTED, LATENT], ids=["grouped queries", "latents, shared experts, further tokens"])
-@pytest.mark.parametrize("axes", ROUTED_LAYOUTS, ids=str)
+@pytest.mark.parametrize(
+    ("spec", "axes"),
+    [*((deep_routed(1), axes) for axes in ROUTED_LAYOUTS), *((deep_routed(2, LATENT), axes) for axes in ROUTED_LAYOUTS[-3:])],
+    ids=[*map(str, ROUTED_LAYOUTS), *(f"latents {axes}" for axes in ROUTED_LAYOUTS[-3:])],
+)
 def test_the_plan_agrees_on_experts(spec, axes):
-    found = lines(deep_routed(3, spec), 2, axes)
+    found = lines(spec, 2, axes)
     assert [line for line in found if not line.agrees] == []
     assert sum(line.what.startswith("ep, all-to-all") for line in found) == 2 * (axes.get("ep", 1) > 1)
 
@@ -138,6 +142,40 @@ def test_layers_of_other_kinds_agree(spec, axes):
     assert [line for line in found if not line.agrees] == []
 
 
+BOTH = {"cp": 2, "tp": 2}
+FULL, SELECTIVE = {"recompute": "full"}, {"recompute": "selective"}
+
+
+@pytest.mark.parametrize(
+    ("spec", "axes"),
+    [
+        (deep(1), {"dp_shard": 2} | FULL),
+        (deep(1), BOTH | FULL),
+        (deep(1), BOTH | SELECTIVE),
+        (deep(1, block="sandwich"), BOTH | FULL),
+        (deep(1, block="parallel"), BOTH | FULL),
+        (deep(1, window=12), {"cp": 2, "zero": 2} | SELECTIVE),
+        (deep(1, window=12, attention_softcap=30.0), BOTH | FULL),
+        (deep_routed(1), {"dp_shard": 4, "ep": 2} | FULL),
+        (deep_routed(2, LATENT), {"dp_shard": 2, "cp": 2, "tp": 2, "ep": 2} | FULL),
+        (deep_routed(2, LATENT), {"dp_shard": 2, "ep": 2} | SELECTIVE),
+    ],
+    ids=lambda value: str(value) if isinstance(value, dict) else value.model.block,
+)
+def test_the_plan_agrees_on_what_is_computed_again(spec, axes):
+    found = lines(spec, 2, axes)
+    assert [line for line in found if not line.agrees] == []
+
+
+def test_a_block_is_computed_again_but_for_its_last_product():
+    none, full = (seen(deep(2), 1, recompute=kind) for kind in ("none", "full"))
+    tokens, model = SPEC.stages[0].sequence_length, deep(2).model
+    block = 4 * model.width * model.heads * model.head_width + 2 * model.width * model.ffn_width  # of three matrices two
+    assert full["flops"]["backward"] - none["flops"]["backward"] == 2 * 2 * tokens * block
+    again = full["attention_flops"]["backward"] - none["attention_flops"]["backward"]
+    assert again == none["attention_flops"]["forward"] == full["attention_flops"]["forward"]
+
+
 def test_an_early_chunk_and_a_late_one_have_half_of_all_scores():
     alone, half = (seen(deep(2), 1, **axes)["attention_flops"] for axes in ({}, {"cp": 2}))
     assert half == {phase: flops // 2 for phase, flops in alone.items()}
@@ -161,7 +199,8 @@ def test_norms_of_heads_and_tied_embeddings_agree_too():
 def test_an_exchange_that_nobody_planned_does_not_agree(monkeypatch):
     found = {line.what: line for line in lines(deep(2), 1, {"dp_shard": 2, "tp": 2})}
     assert found["tp, all-reduce, forward"].reasons
-    monkeypatch.setattr(departing, "_tensor", lambda work, layout: iter(()))
+    for part in ("_tensor", "_ends"):
+        monkeypatch.setattr(departing, part, lambda work, layout: iter(()))
     without = {line.what: line for line in lines(deep(2), 1, {"dp_shard": 2, "tp": 2})}
     assert not without["tp, all-reduce, forward"].agrees
     assert not without["tp, all-gather, backward"].agrees

@@ -68,9 +68,7 @@ def test_full_recomputation_repeats_the_forward_messages() -> None:
 
 
 def _within_a_block(one: Collective) -> bool:
-    return (
-        one.phase is Phase.FORWARD and one.axis in (Axis.TP, Axis.CP, Axis.EP) and not one.stage and "tokens per" not in one.name
-    )
+    return one.phase is Phase.FORWARD and one.axis in (Axis.TP, Axis.CP, Axis.EP) and not one.stage
 
 
 def test_a_parallel_block_sums_once() -> None:
@@ -216,13 +214,20 @@ def test_stages_hold_every_layer_once(layers: int, pp: int, virtual: int) -> Non
     assert max(sizes) - min(sizes) <= virtual
 
 
-@given(tp=st.sampled_from([1, 2, 4]), ep=st.sampled_from([1, 2, 4]), model=st.sampled_from([SMALL, ROUTED]))
+LEARNED = replace(SMALL, position="learned", positions=128)
+
+
+@given(tp=st.sampled_from([1, 2, 4]), ep=st.sampled_from([1, 2, 4]), model=st.sampled_from([SMALL, ROUTED, LEARNED]))
 def test_parts_of_the_ranks_add_up_to_the_model(tp: int, ep: int, model: ModelSpec) -> None:
     """Of everything that is split: tp x dense + ep x tp x experts; what lies on every rank is counted tp times."""
     layout = Layout(tp=tp, ep=ep, dp_shard=4)
     parts = model_parts(model)
     dense, experts = rank_parameters(model, layout)
-    whole = parts.ends + sum((parts.routed if model.has_experts(layer) else parts.dense).whole for layer in range(model.layers))
+    whole = (
+        parts.ends
+        + parts.positions
+        + sum((parts.routed if model.has_experts(layer) else parts.dense).whole for layer in range(model.layers))
+    )
     assert tp * dense - (tp - 1) * whole + ep * tp * experts == pytest.approx(count_parameters(model).total)
 
 

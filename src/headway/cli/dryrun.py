@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from headway.recipe.spec import Spec
 
 
-UNDRY = {"pp": 1, "virtual": 1, "recompute": "none", "sequence_parallel": True, "offload": False}
+UNDRY = {"pp": 1, "virtual": 1, "sequence_parallel": True, "offload": False}
 """What a dry run has no counterpart for in the plan, with the only value that it takes."""
 
 
@@ -42,8 +42,8 @@ def dryrun(
         str,
         Parameter(
             metavar="LAYOUT",
-            help="Sizes of the axes that a dry run takes (dp_replicate, dp_shard, cp, tp, ep), zero and micro_batch (sequences), "
-            "such as tp=8,dp_shard=2048.",
+            help="Sizes of the axes that a dry run takes (dp_replicate, dp_shard, cp, tp, ep), zero, recompute and micro_batch "
+            "(sequences), such as tp=8,dp_shard=2048.",
         ),
     ],
     world: Annotated[int | None, Parameter(metavar="N", help="Ranks; dp_shard fills what the layout leaves open.")] = None,

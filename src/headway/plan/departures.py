@@ -3,6 +3,7 @@
     tensor parallelism     what was gathered is kept; each layer gathers for itself what planned ones share, and latents in place
                            of the stream
     context parallelism    keys and values apart, kept; of latents, what was made of them
+    recomputation          what a block's forward pass exchanges otherwise, again; but not the last sum, which no gradient needs
     experts                tokens are gathered over tp before they are sent; loads are counted over whole rows
     states                 embedding, last norm and head are one group; routers are groups in float32; gradients are scattered
                            once a step
@@ -19,8 +20,9 @@ from functools import lru_cache
 from headway.formulas.activations import GROUPED_CHUNKS, element_bytes, loss_chunk_tokens
 from headway.plan.held import Held, held, is_whole, padded, whole
 from headway.plan.step.communication import Collective, collectives, kv_bytes, stream_bytes
-from headway.plan.work import Layout, Work
+from headway.plan.work import Layout, Recompute, Work
 from headway.recipe.roles import norms_of_block
+from headway.recipe.spec import ModelSpec
 
 MASTER_BYTES, COUNT_BYTES = 4, 8
 
@@ -54,6 +56,20 @@ class Departure:
 
 
 def departures(work: Work, layout: Layout) -> Iterator[Departure]:
+    yield from _with_recomputed(_blocks(work, layout), work, layout)
+    if layout.tp > 1:
+        yield from _ends(work, layout)
+        yield from _whole_gradients(work, layout)
+    if layout.shards > 1:
+        yield from _weights(work, layout)
+        yield from _gradients(work, layout)
+        yield from _padding(work, layout)
+    if layout.dp_replicate > 1:
+        yield from _replicas(work, layout)
+
+
+def _blocks(work: Work, layout: Layout) -> Iterator[Departure]:
+    """Inside of blocks."""
     if layout.tp > 1:
         yield from _tensor(work, layout)
     if layout.cp > 1:
@@ -61,12 +77,26 @@ def departures(work: Work, layout: Layout) -> Iterator[Departure]:
     if layout.ep > 1:
         yield from _experts(work, layout)
     yield from _loads(work, layout)
-    if layout.shards > 1:
-        yield from _weights(work, layout)
-        yield from _gradients(work, layout)
-        yield from _padding(work, layout)
-    if layout.dp_replicate > 1:
-        yield from _replicas(work, layout)
+
+
+def _with_recomputed(found: Iterator[Departure], work: Work, layout: Layout) -> Iterator[Departure]:
+    """What departs in a block's forward pass departs again where it is computed again."""
+    for one in found:
+        yield one
+        axis, kind, phase = one.key
+        if layout.recompute is Recompute.FULL and phase == "forward":
+            yield Departure((axis, kind, "backward"), one.calls, one.bytes, one.reason)
+    if layout.recompute is Recompute.FULL and layout.tp > 1 and ends_in_product(work.model):
+        times = layout.micro_batches(work.batch) * held(work.model, layout).blocks
+        yield Departure(TP_SCATTER_B, -times, -times * stream_bytes(work, layout), NOT_AGAIN)
+
+
+NOT_AGAIN = "a block is computed again up to what its gradients need: not its last product, nor the sum of that over ranks"
+
+
+def ends_in_product(model: ModelSpec) -> bool:
+    """Whether no norm follows within a block."""
+    return model.block in ("pre", "parallel", "parallel-two-norms")
 
 
 @lru_cache(maxsize=64)
@@ -96,8 +126,6 @@ def _tensor(work: Work, layout: Layout) -> Iterator[Departure]:
     yield from _layers(work, layout)
     if work.model.experts is not None:
         yield from _tokens_of_experts(work, layout)
-    yield from _loss(work, layout)
-    yield from _whole_gradients(work, layout)
 
 
 def _inputs(calls: float, size: float, reason: str) -> Iterator[Departure]:
@@ -113,7 +141,7 @@ def _outputs(calls: float, size: float, reason: str) -> Iterator[Departure]:
 
 
 def _layers(work: Work, layout: Layout) -> Iterator[Departure]:
-    """What attention, feed-forward and heads for further tokens exchange otherwise."""
+    """What attention and feed-forward exchange otherwise."""
     model, passes, stream = work.model, layout.micro_batches(work.batch), stream_bytes(work, layout)
     times = passes * held(model, layout).blocks
     if model.block.startswith("parallel"):
@@ -127,9 +155,6 @@ def _layers(work: Work, layout: Layout) -> Iterator[Departure]:
         size = times * work.rank_tokens(layout) * wider * work.element_bytes
         reason = "latents of keys, what turns of them, and those of queries are gathered, in place of the stream"
         yield from _inputs(times * (1 + (turned > 0)), size, reason)
-    if model.mtp_layers:
-        further = passes * model.mtp_layers
-        yield from _outputs(further, further * stream, "heads for further tokens look up the embedding again")
 
 
 def _tokens_of_experts(work: Work, layout: Layout) -> Iterator[Departure]:
@@ -149,8 +174,13 @@ def _tokens_of_experts(work: Work, layout: Layout) -> Iterator[Departure]:
     yield Departure(TP_SCATTER_B, times, chosen * MASTER_BYTES, reason)
 
 
-def _loss(work: Work, layout: Layout) -> Iterator[Departure]:
-    model, heads = work.model, layout.micro_batches(work.batch) * (1 + work.model.mtp_layers)
+def _ends(work: Work, layout: Layout) -> Iterator[Departure]:
+    """Of embedding and loss."""
+    model, passes = work.model, layout.micro_batches(work.batch)
+    if further := passes * model.mtp_layers:
+        size = further * stream_bytes(work, layout)
+        yield from _outputs(further, size, "heads for further tokens look up the embedding again")
+    heads = passes + further
     chunks = _chunks(int(work.rank_tokens(layout)), -(-model.vocabulary // layout.tp))
     reason = f"the loss is taken in {chunks} chunks of tokens, with two exchanges each: the same bytes"
     yield Departure(TP_SUM, heads * (2 * chunks - 3), 0.0, reason)

@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from headway.formulas.activations import element_bytes
-from headway.formulas.flops import Convention, attention_flops_per_token, attention_layers, flops_per_token, mean_keys
-from headway.plan.departures import MASTER_BYTES, PADDING, Key, departures, key_of, planned_here
+from headway.formulas.flops import Convention, attention_flops_per_token, attention_layers, mean_keys
+from headway.formulas.recompute import Recompute, hardware_flops_per_token
+from headway.plan.departures import MASTER_BYTES, NOT_AGAIN, PADDING, Key, departures, ends_in_product, key_of, planned_here
 from headway.plan.held import padded
 from headway.plan.memory.model import sharded_parameters
 from headway.plan.memory.stages import stages
@@ -102,11 +103,41 @@ def _quantities(work: Work, layout: Layout, seen: dict[str, Any]) -> Iterator[Li
     yield _quantity("parameters of a rank", sharded_parameters(layout, at), seen["parameters"], added)
     tokens = layout.micro_batches(work.batch) * layout.micro_batch * work.sequence / (layout.cp * layout.tp)
     attention = attention_flops_per_token(work.model, work.sequence, Convention.FULL)
-    products = flops_per_token(work.model, work.sequence, Convention.FULL) - attention
-    yield _quantity("FLOPs of products", products * tokens, sum(seen["flops"].values()))
-    causal = attention_flops_per_token(work.model, work.sequence, Convention.CAUSAL) * tokens
-    masked = [Added(masked_attention_flops(work) * tokens * FORWARD_SHARE, MASKED)]
-    yield _quantity("FLOPs of attention, forward", causal * FORWARD_SHARE, seen["attention_flops"].get("forward", 0), masked)
+    hardware = hardware_flops_per_token(work.model, work.sequence, Convention.FULL, layout.recompute)
+    full = layout.recompute is Recompute.FULL
+    products = hardware - attention * (1 + full * FORWARD_SHARE)
+    left_out = [Added(-tokens * not_again_flops(work.model), NOT_AGAIN)] if full else []
+    yield _quantity("FLOPs of products", products * tokens, sum(seen["flops"].values()), left_out)
+    yield from _attention(work, layout, tokens, seen["attention_flops"])
+
+
+def _attention(work: Work, layout: Layout, tokens: float, seen: dict[str, float]) -> Iterator[Line]:
+    forward = attention_flops_per_token(work.model, work.sequence, Convention.CAUSAL) * tokens * FORWARD_SHARE
+    masked = masked_attention_flops(work) * tokens * FORWARD_SHARE
+    yield _quantity("FLOPs of attention, forward", forward, seen.get("forward", 0), [Added(masked, MASKED)])
+    full, selective = layout.recompute is Recompute.FULL, layout.recompute is Recompute.SELECTIVE
+    kept = work.model.attention_softcap is not None
+    added = [
+        Added((2 + full) * masked, MASKED),
+        Added(0.0 if kept else (forward + masked) / 2, "scores are not kept, and computed again for their gradients"),
+        Added(selective * (forward + masked), "attention is computed again as a whole, whatever its kernel keeps"),
+    ]
+    yield _quantity("FLOPs of attention, backward", (2 + full) * forward, seen.get("backward", 0), added)
+
+
+def not_again_flops(model: ModelSpec) -> float:
+    """Per token, of what a full recomputation of the planner's has and a block's of this engine has not: its last product
+    (of routed experts all are needed), and what combines the inputs of a head for further tokens."""
+    found = 0.0
+    for layer in range(model.layers + model.mtp_layers):
+        routed = model.has_experts(min(layer, model.layers - 1))
+        width = model.ffn_width
+        if routed and model.experts is not None:
+            width = model.experts.shared * model.experts.width
+        if model.block.startswith("parallel"):
+            width = model.heads * model.value_width
+        found += 2 * model.width * width if ends_in_product(model) else 0
+    return found + 2 * model.mtp_layers * 2 * model.width**2
 
 
 @dataclass(frozen=True)

@@ -73,7 +73,7 @@ def _kinds(model: ModelSpec, layout: Layout) -> list[tuple[int, int]]:
 def _stage(model: ModelSpec, layout: Layout, rank: int, kinds: tuple[int, int]) -> Stage:
     parts, (dense, routed) = model_parts(model), kinds
     is_last = rank == layout.pp - 1
-    ends = parts.embedding / layout.tp if rank == 0 else 0.0
+    ends = parts.embedding / layout.tp + parts.positions if rank == 0 else 0.0
     if is_last:
         copied = model.vocabulary * model.width if layout.pp > 1 else 0
         ends += (parts.head or copied) / layout.tp + parts.ends

@@ -50,6 +50,7 @@ class ModelParts:
     routed: Parts
     routed_layers: int
     embedding: int
+    positions: int  # a learned table, on every tensor rank whole
     head: int  # 0: tied
     ends: int  # other parameters of the end stages: norms, projections of mtp heads
 
@@ -69,11 +70,13 @@ def model_parts(model: ModelSpec) -> ModelParts:
     last = f"layers.{model.layers - 1}."
     in_mtp = sum(s.count for s in shapes if s.name.startswith("mtp.")) - model.mtp_layers * _total(shapes, last)
     around = sum(s.count for s in shapes if not s.name.startswith(("layers.", "mtp.")))
+    positions = _total(shapes, "positions.")
     return ModelParts(
         dense=_parts(s for s in shapes if dense and s.name.startswith(f"layers.{dense[0]}.")),
         routed=_parts(s for s in shapes if routed and s.name.startswith(f"layers.{routed[0]}.")),
         routed_layers=len(routed) + (model.mtp_layers if model.has_experts(model.layers - 1) else 0),
-        embedding=named[Role.EMBEDDING],
+        embedding=named[Role.EMBEDDING] - positions,
+        positions=positions,
         head=named[Role.HEAD],
         ends=around - sum(named.values()) + in_mtp,
     )
@@ -103,7 +106,7 @@ def rank_parameters(model: ModelSpec, layout: Layout) -> tuple[float, float]:
     routed = routed_blocks(model, layout)
     dense = (have - routed) * parts.dense.dense(model, layout) + routed * parts.routed.dense(model, layout)
     if layout.pp == 1:
-        dense += (parts.embedding + parts.head) / layout.tp + parts.ends
+        dense += (parts.embedding + parts.head) / layout.tp + parts.positions + parts.ends
     return dense, routed * parts.routed.routed(layout)
 
 

@@ -16,26 +16,26 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from headway.model import attention
+from headway.model.context import Visible
 from headway.parallel.mesh import AXES, Axes
 
 KINDS = {"gather": "all_gather", "reduce_scatter": "reduce_scatter", "reduce": "all_reduce", "all_to_all": "all_to_all"}
 """By a part of the operator's name; the first that fits."""
 NAMES = ("reduce_scatter", "all_to_all", "alltoall", "gather", "reduce")
 PRODUCTS = ("mm", "addmm", "_grouped_mm")
-"""With weights; those of attention are over heads (bmm), and counted where it is called."""
+"""With weights; those of attention are counted where it is called."""
 STATES, SHARDS = "c10d", ("cp", "dp_shard x cp")
 FLASH_BACKWARD, PLAIN_BACKWARD = 2.5, 2.0
 """Of forward: four products with gradients for two, and in a kernel that keeps no scores these again."""
-EDGE_DIMS, PER_HEAD_DIMS = 2, 4
-"""Queries, keys; batch and heads before them."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class Watch(TorchDispatchMode):
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
         self._phase = name
-        with self, _Attention(self.attended):
+        with self, _attention_told(self.attended):
             yield
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
@@ -116,40 +116,31 @@ class Watch(TorchDispatchMode):
         self.tally.attention_flops[self._phase] += flops
 
 
-class _Attention(TorchFunctionMode):
-    """Counts it where it is called, whichever way this machine takes inside: forward at once, backward with its gradient."""
+@contextlib.contextmanager
+def _attention_told(count: Callable[[int], None]) -> Iterator[None]:
+    """Whichever way this machine takes inside attention: FLOPs at once, and those of its gradients when these are taken."""
+    inside = attention.attend_sdpa
 
-    def __init__(self, count: Callable[[int], None]):
-        super().__init__()
-        self._count = count
-
-    def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        if func is torch.nn.functional.scaled_dot_product_attention:
-            self._counted(out, _attention_flops(*args[:3], mask=(kwargs or {}).get("attn_mask")), FLASH_BACKWARD)
-        elif func in (torch.Tensor.__matmul__, torch.Tensor.matmul, torch.matmul) and _per_head(args):
-            self._counted(out, 2 * out.numel() * args[0].shape[-1], PLAIN_BACKWARD)
+    def attend(q: Tensor, k: Tensor, v: Tensor, visible: Visible, softcap: float | None = None) -> Tensor:
+        out, flops = inside(q, k, v, visible, softcap), _attention_flops(q, v, visible, softcap)
+        count(flops)
+        if out.requires_grad:
+            backward = FLASH_BACKWARD if softcap is None else PLAIN_BACKWARD
+            out.register_hook(lambda _: count(int(backward * flops)))
         return out
 
-    def _counted(self, out: Tensor, flops: int, backward: float) -> None:
-        self._count(flops)
-        if out.requires_grad:
-            out.register_hook(lambda _: self._count(int(backward * flops)))
+    with mock.patch.object(attention, "attend_sdpa", attend):
+        yield
 
 
-def _attention_flops(q_BHsE: Tensor, k_BKTE: Tensor, v_BKTV: Tensor, *, mask: Tensor | None) -> int:
-    """Of a query the keys before it; of a mask over rows and heads, which no kernel looks into, all.
-
-    A causal edge is the kernel's own, or comes as a mask of queries and keys: the last query sees the last key.
-    """
-    queries, keys = q_BHsE.shape[2], k_BKTE.shape[2]
-    met = 2 * queries * keys - (queries * queries if mask is None or mask.dim() == EDGE_DIMS else 0)
-    return q_BHsE.shape[0] * q_BHsE.shape[1] * met * (q_BHsE.shape[-1] + v_BKTV.shape[-1])
-
-
-def _per_head(args: tuple) -> bool:
-    """Plain products of capped scores."""
-    return all(x.dim() == PER_HEAD_DIMS for x in args[:2])
+def _attention_flops(q_BsHE: Tensor, v_BTKV: Tensor, visible: Visible, softcap: float | None) -> int:
+    """Of a query the keys before it, by kernels that know this edge; under a mask, which none looks into, all of the row."""
+    B, queries, H, E = q_BsHE.shape
+    met = 2 * queries * v_BTKV.shape[1]
+    if softcap is None and visible.is_causal:
+        runs = [(part.stop - part.start, column) for part, column in visible.columns.pieces()]
+        met = sum(2 * count * (column + count) - count * count for count, column in runs)
+    return B * H * met * (E + v_BTKV.shape[-1])
 
 
 def _grouped(args: tuple, out: Tensor, inner: int) -> int:
