@@ -11,8 +11,9 @@ from headway.base.errors import ConfigError
 from headway.parallel.mesh import Axes
 from headway.plan import departures as departing
 from headway.plan.departures import PADDING
+from headway.plan.held import stage_run
 from headway.plan.reconcile import Line, engine_work, reconcile
-from headway.plan.work import Layout, Recompute
+from headway.plan.work import Layout, Pipeline, Recompute
 from headway.recipe.spec import PrecisionSpec, Spec
 from headway.train.dryrun import run as dryrun_run
 from headway.train.dryrun.run import Request, dry_run
@@ -67,7 +68,7 @@ def test_few_passes_say_what_all_do(monkeypatch):
     few = seen(deep(2), 5, dp_shard=2, tp=2)
     monkeypatch.setattr(dryrun_run, "_passes", lambda count: [(at == count - 1, 1) for at in range(count)])
     whole = seen(deep(2), 5, dp_shard=2, tp=2)
-    assert (few["passes_run"], few["passes"]) == (3, 5)
+    assert (few["passes_run"], few["passes"]) == ([3], 5)
     assert counted(few) == counted(whole)
 
 
@@ -96,9 +97,11 @@ ROUTED_LAYOUTS = [
 
 
 def lines(spec: Spec, passes: int, axes: dict) -> list[Line]:
-    layout = Layout(**axes | {"recompute": Recompute(axes.get("recompute", "none"))})
+    kinds = {"recompute": Recompute(axes.get("recompute", "none")), "pipeline": Pipeline(axes.get("pipeline", "1f1b"))}
+    layout = Layout(**axes | kinds)
     work = engine_work(spec.model, spec.precision, spec.stages[0].sequence_length, passes * layout.dp)
-    return reconcile(work, layout, seen(spec, passes, **axes))
+    request = Request(spec=spec, axes=Axes(**axes), passes=passes, pipeline_stage=stage_run(spec.model, layout))
+    return reconcile(work, layout, dry_run(request))
 
 
 @pytest.mark.parametrize(("axes", "passes"), [*((axes, 3) for axes in LAYOUTS), (LAYOUTS[3], 1)], ids=str)
@@ -165,6 +168,58 @@ FULL, SELECTIVE = {"recompute": "full"}, {"recompute": "selective"}
 def test_the_plan_agrees_on_what_is_computed_again(spec, axes):
     found = lines(spec, 2, axes)
     assert [line for line in found if not line.agrees] == []
+
+
+INTERLEAVED, ZERO_BUBBLE = {"virtual": 2, "pipeline": "interleaved"}, {"virtual": 2, "pipeline": "zero-bubble"}
+TIED = deep(3, tied_embeddings=True)
+PIPELINES = {
+    "first stage": (deep(2), {"pp": 2}, 3),
+    "last stage": (deep(3), {"pp": 2, "dp_shard": 2, "tp": 2}, 3),
+    "between": (deep(4), {"pp": 3, "cp": 2, "dp_replicate": 2}, 4),
+    "fewer than ranks": (deep(4), {"pp": 3, "tp": 2}, 1),
+    "gpipe": (deep(2), {"pp": 2, "pipeline": "gpipe", "dp_shard": 2}, 3),
+    "interleaved": (deep(4), {"pp": 2, "dp_shard": 2, "tp": 2} | INTERLEAVED, 4),
+    "zero-bubble": (deep(4), {"pp": 2, "dp_shard": 2, "tp": 2} | ZERO_BUBBLE, 4),
+    "computed again": (deep(2), {"pp": 2, "tp": 2, "cp": 2} | FULL, 3),
+    "tied, last": (TIED, {"pp": 2, "dp_shard": 2, "tp": 2}, 2),
+    "tied, first": (deep(2, tied_embeddings=True), {"pp": 2, "dp_replicate": 2}, 2),
+    "experts": (deep_routed(2), {"pp": 2, "dp_shard": 2, "ep": 2}, 2),
+    "further tokens": (deep_routed(2, LATENT), {"pp": 2, "dp_shard": 2, "cp": 2, "ep": 2, "tp": 2}, 2),
+}
+
+
+@pytest.mark.parametrize("case", PIPELINES)
+def test_the_plan_agrees_on_pipelines(case):
+    spec, axes, passes = PIPELINES[case]
+    found = lines(spec, passes, axes)
+    assert [line for line in found if not line.agrees] == []
+    assert sum(line.what.startswith("pp, ") for line in found) >= 4
+
+
+def test_two_numbers_of_micro_batches_say_what_all_do(monkeypatch):
+    few = seen(deep(4), 8, pp=2, tp=2, **INTERLEAVED)
+    monkeypatch.setattr(dryrun_run, "_rounds", lambda request: (request.passes,))
+    whole = seen(deep(4), 8, pp=2, tp=2, **INTERLEAVED)
+    assert (few["passes_run"], whole["passes_run"]) == ([2, 4], [8])
+    assert counted(few) == counted(whole)
+
+
+def test_every_stage_sends_what_the_next_receives():
+    """Of three stages with two micro-batches: streams forward, their gradients back."""
+
+    def messages(stage: int) -> dict[tuple[str, str], int]:
+        found = dry_run(Request(spec=deep(3), axes=Axes(pp=3), passes=2, pipeline_stage=stage))
+        assert found["rank"] == stage
+        return {(one["kind"], one["phase"]): one["calls"] for one in found["exchanges"] if one["axis"] == "pp"}
+
+    assert messages(0) == {("send", "forward"): 2, ("recv", "backward"): 2}
+    assert messages(1) == {(kind, phase): 2 for kind in ("send", "recv") for phase in ("forward", "backward")}
+    assert messages(2) == {("recv", "forward"): 2, ("send", "backward"): 2}
+
+
+def test_micro_batches_that_a_pipeline_fills_up_are_refused():
+    with pytest.raises(ConfigError, match="a batch of 6 micro-batches"):
+        seen(deep(4), 5, pp=2, **INTERLEAVED)
 
 
 def test_a_block_is_computed_again_but_for_its_last_product():

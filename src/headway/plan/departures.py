@@ -5,6 +5,7 @@
     context parallelism    keys and values apart, kept; of latents, what was made of them
     recomputation          what a block's forward pass exchanges otherwise, again; but not the last sum, which no gradient needs
     experts                tokens are gathered over tp before they are sent; loads are counted over whole rows
+    pipelines              the ends have one neighbour; a shared embedding's gradient travels in shards
     states                 embedding, last norm and head are one group; routers are groups in float32; gradients are scattered
                            once a step
 
@@ -13,13 +14,14 @@ Every amount follows from the sizes of the model and the layout; what is planned
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
 from headway.formulas.activations import GROUPED_CHUNKS, element_bytes, loss_chunk_tokens
 from headway.plan.held import Held, held, is_whole, padded, whole
-from headway.plan.step.communication import Collective, collectives, kv_bytes, stream_bytes
+from headway.plan.step.communication import Collective, Kind, collectives, kv_bytes, stream_bytes
 from headway.plan.work import Layout, Recompute, Work
 from headway.recipe.roles import norms_of_block
 from headway.recipe.spec import ModelSpec
@@ -41,6 +43,7 @@ TP_GATHER, TP_SCATTER, TP_GATHER_B, TP_SCATTER_B = _keys("tp")
 CP_GATHER, _, CP_GATHER_B, CP_SCATTER_B = _keys("cp")
 GATHER, _, GATHER_B, SCATTER = _keys("dp_shard")
 TP_SUM, TP_SUM_B, TP_STEP = (("tp", "all_reduce", phase) for phase in ("forward", "backward", "step"))
+PP_STEP = ("pp", "all_reduce", "step")
 CP_SUM, REPLICATE = ("cp", "all_reduce", "forward"), ("dp_replicate", "all_reduce", "backward")
 SEND, SEND_B = (("ep", "all_to_all", phase) for phase in ("forward", "backward"))
 
@@ -57,6 +60,8 @@ class Departure:
 
 def departures(work: Work, layout: Layout) -> Iterator[Departure]:
     yield from _with_recomputed(_blocks(work, layout), work, layout)
+    if layout.pp > 1:
+        yield from _messages(work, layout)
     if layout.tp > 1:
         yield from _ends(work, layout)
         yield from _whole_gradients(work, layout)
@@ -101,8 +106,20 @@ def ends_in_product(model: ModelSpec) -> bool:
 
 @lru_cache(maxsize=64)
 def planned_here(work: Work, layout: Layout) -> tuple[Collective, ...]:
-    """Of the rank that is run."""
-    return tuple(one for one in collectives(work, layout) if one.axis != "world")
+    """Of the rank that is run; a message to a neighbour is sent by one and received by the other."""
+    here = held(work.model, layout)
+    ends = {"": True, "first": here.is_first, "last": here.is_last, "ends": here.is_first or here.is_last}
+    found = [one for one in collectives(work, layout) if one.axis != "world" and ends[one.stage]]
+    return tuple(one for one in found if one.kind is not Kind.SEND_RECV)
+
+
+@lru_cache(maxsize=64)
+def planned_messages(work: Work, layout: Layout) -> tuple[tuple[Key, float, float], ...]:
+    """(key, calls, bytes) of what is sent to the next stage, or to the one before, and received from the other."""
+    found = [one for one in collectives(work, layout) if one.kind is Kind.SEND_RECV]
+    return tuple(
+        (("pp", kind, str(one.phase)), one.calls, one.calls * one.payload_bytes) for one in found for kind in ("send", "recv")
+    )
 
 
 def key_of(one: Collective) -> Key:
@@ -177,6 +194,8 @@ def _tokens_of_experts(work: Work, layout: Layout) -> Iterator[Departure]:
 def _ends(work: Work, layout: Layout) -> Iterator[Departure]:
     """Of embedding and loss."""
     model, passes = work.model, layout.micro_batches(work.batch)
+    if not held(model, layout).is_last:
+        return
     if further := passes * model.mtp_layers:
         size = further * stream_bytes(work, layout)
         yield from _outputs(further, size, "heads for further tokens look up the embedding again")
@@ -194,11 +213,13 @@ def _chunks(tokens: int, vocabulary: int) -> int:
 
 
 def _whole_gradients(work: Work, layout: Layout) -> Iterator[Departure]:
-    """Of one micro-batch those of blocks are in the type of products, but for routers; sums over several in float32."""
+    """Of one micro-batch those of blocks are in the type of products, but for routers; sums over several, and those of a
+    pipeline, in float32."""
     reason = "gradients of what every tensor rank has whole are summed one by one, behind the last micro-batch"
     calls, size = _planned(work, layout, TP_STEP)
     yield Departure(TP_STEP, -calls, -size, reason)
-    narrow = element_bytes(work.precision) if layout.micro_batches(work.batch) == 1 else MASTER_BYTES
+    summed = layout.pp > 1 or layout.micro_batches(work.batch) > 1
+    narrow = MASTER_BYTES if summed else element_bytes(work.precision)
     found = [shape for shape in held(work.model, layout).shapes if is_whole(shape)]
     wide = [".router." in shape.name or not shape.name.startswith(("layers.", "mtp.")) for shape in found]
     size = sum(whole(shape, layout) * (MASTER_BYTES if is_wide else narrow) for shape, is_wide in zip(found, wide, strict=True))
@@ -255,19 +276,40 @@ IN_BLOCK = "experts that all ranks have are gathered with their block"
 
 def _weights(work: Work, layout: Layout) -> Iterator[Departure]:
     passes, here = layout.micro_batches(work.batch), held(work.model, layout)
-    root, wider = here.root(layout), MASTER_BYTES - work.weight_bytes
-    routers = passes * here.routers * wider
+    root, width = here.root(layout), MASTER_BYTES if here.embeds else work.weight_bytes
+    wider, routers = root * (width - work.weight_bytes), here.routers * (MASTER_BYTES - work.weight_bytes)
+    if layout.pp > 1:
+        if here.embeds:
+            yield Departure(GATHER, 0, wider, "with the embedding its group is gathered in float32, because it is read so")
+        yield from _copied(GATHER, work, layout, work.weight_bytes)
+        yield from _groups_of_experts(GATHER, here, layout, 1, routers)
+        return
     if layout.zero == 3:
         reason = f"{ONE_GROUP}, gathered in float32 because the embedding is read so"
-        yield Departure(GATHER, -passes, passes * root * wider, reason)
+        yield Departure(GATHER, -passes, passes * wider, reason)
         yield Departure(GATHER_B, -2 * passes, -passes * root * work.weight_bytes, "that group stays until its micro-batch ends")
         for key in (GATHER, GATHER_B):
-            yield from _groups_of_experts(key, here, layout, passes, routers)
+            yield from _groups_of_experts(key, here, layout, passes, passes * routers)
         return
     once, size = _planned(work, layout, GATHER)
     reason = f"weights are gathered for every micro-batch, not once a step; {ONE_GROUP}"
-    yield Departure(GATHER, passes * (once - 1) - once, passes * (size + root * wider) - size, reason)
-    yield from _groups_of_experts(GATHER, here, layout, passes, routers)
+    yield Departure(GATHER, passes * (once - 1) - once, passes * (size + wider) - size, reason)
+    yield from _groups_of_experts(GATHER, here, layout, passes, passes * routers)
+
+
+def _copied(key: Key, work: Work, layout: Layout, bytes_: float) -> Iterator[Departure]:
+    """``bytes_`` per parameter."""
+    if own_copy(work.model, layout):
+        size = work.model.vocabulary * work.model.width / layout.tp * bytes_
+        yield Departure(key, 0, size, OWN_COPY)
+
+
+OWN_COPY = "heads for further tokens have an embedding of their own stage, which learns as the first one's"
+
+
+def own_copy(model: ModelSpec, layout: Layout) -> bool:
+    """Whether this stage has a copy of the embedding that is not planned."""
+    return layout.pp > 1 and held(model, layout).is_last and model.mtp_layers > 0 and not model.tied_embeddings
 
 
 def _groups_of_experts(key: Key, here: Held, layout: Layout, passes: int, size: float) -> Iterator[Departure]:
@@ -278,17 +320,41 @@ def _groups_of_experts(key: Key, here: Held, layout: Layout, passes: int, size: 
 
 
 def _gradients(work: Work, layout: Layout) -> Iterator[Departure]:
-    """Planned for every micro-batch, done behind the last."""
+    """Planned for every micro-batch, done behind the last; of a pipeline both are once a step."""
     (calls, size), here = _planned(work, layout, SCATTER), held(work.model, layout)
-    passes = layout.micro_batches(work.batch) if layout.zero >= 2 else 1
-    reason = f"gradients stay whole until the last micro-batch, and are scattered once a step; {ONE_GROUP}"
-    yield Departure(SCATTER, calls / passes - 1 - calls, size / passes - size, reason)
+    if layout.pp == 1:
+        passes = layout.micro_batches(work.batch) if layout.zero >= 2 else 1
+        reason = f"gradients stay whole until the last micro-batch, and are scattered once a step; {ONE_GROUP}"
+        yield Departure(SCATTER, calls / passes - 1 - calls, size / passes - size, reason)
+    yield from _copied(SCATTER, work, layout, MASTER_BYTES)
     yield from _groups_of_experts(SCATTER, here, layout, 1, 0.0)
 
 
 def _replicas(work: Work, layout: Layout) -> Iterator[Departure]:
-    yield Departure(REPLICATE, -1, 0.0, ONE_GROUP)
+    if layout.pp == 1:
+        yield Departure(REPLICATE, -1, 0.0, ONE_GROUP)
+    yield from _copied(REPLICATE, work, layout, MASTER_BYTES / layout.shards)
     yield from _groups_of_experts(REPLICATE, held(work.model, layout), layout, 1, 0.0)
+
+
+def _messages(work: Work, layout: Layout) -> Iterator[Departure]:
+    """Of the ends of a pipeline, and of an embedding that both have."""
+    model, here, passes = work.model, held(work.model, layout), layout.micro_batches(work.batch)
+    size = passes * stream_bytes(work, layout) / layout.tp
+    for kind, phase in [("recv", "forward"), ("send", "backward")] if here.is_first else []:
+        yield Departure(("pp", kind, phase), -passes, -size, "nobody is before the first chunk")
+    for kind, phase in [("send", "forward"), ("recv", "backward")] if here.is_last else []:
+        yield Departure(("pp", kind, phase), -passes, -size, "nobody is behind the last chunk")
+    calls, planned = _planned(work, layout, PP_STEP)
+    shared = (model.tied_embeddings or model.mtp_layers > 0) and (here.is_first or here.is_last)
+    if not shared:
+        return
+    reason = "both ends of the pipeline send each other their shards of the embedding's gradient"
+    if calls:
+        yield Departure(PP_STEP, -calls, -planned, reason)
+    rows = math.ceil(math.ceil(model.vocabulary / layout.tp) / layout.shards)
+    for kind in ("send", "recv"):
+        yield Departure(("pp", kind, "step"), 1, MASTER_BYTES * rows * model.width, reason)
 
 
 def _padding(work: Work, layout: Layout) -> Iterator[Departure]:
@@ -296,8 +362,9 @@ def _padding(work: Work, layout: Layout) -> Iterator[Departure]:
     if not any(added.elements.values()):
         return
     blocks = added.elements["block"] * work.weight_bytes + added.elements["router"] * MASTER_BYTES
-    yield Departure(GATHER, 0, passes * (blocks + added.elements["root"] * MASTER_BYTES), PADDING)
-    if layout.zero == 3:
+    root = added.elements["root"] * (MASTER_BYTES if held(work.model, layout).embeds else work.weight_bytes)
+    yield Departure(GATHER, 0, (passes if layout.pp == 1 else 1) * (blocks + root), PADDING)
+    if layout.zero == 3 and layout.pp == 1:
         yield Departure(GATHER_B, 0, passes * blocks, PADDING)
     yield Departure(SCATTER, 0, MASTER_BYTES * sum(added.elements.values()), PADDING)
     if layout.dp_replicate > 1:

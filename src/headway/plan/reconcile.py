@@ -9,22 +9,34 @@ What is neither planned nor a known departure does not agree, whichever of the t
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 from headway.formulas.activations import element_bytes
-from headway.formulas.flops import Convention, attention_flops_per_token, attention_layers, mean_keys
-from headway.formulas.recompute import Recompute, hardware_flops_per_token
-from headway.plan.departures import MASTER_BYTES, NOT_AGAIN, PADDING, Key, departures, ends_in_product, key_of, planned_here
-from headway.plan.held import padded
+from headway.formulas.flops import Convention, mean_keys
+from headway.formulas.recompute import Recompute
+from headway.plan.departures import (
+    MASTER_BYTES,
+    NOT_AGAIN,
+    OWN_COPY,
+    PADDING,
+    Key,
+    departures,
+    ends_in_product,
+    key_of,
+    own_copy,
+    planned_here,
+    planned_messages,
+)
+from headway.plan.held import held, padded, products_per_token, stage_run
 from headway.plan.memory.model import sharded_parameters
 from headway.plan.memory.stages import stages
 from headway.plan.work import Layout, Work
 from headway.recipe.spec import ModelSpec, PrecisionSpec
 
 BYTES_TOLERANCE = 0.02
-FORWARD_SHARE = 1 / 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +77,8 @@ def reconcile(work: Work, layout: Layout, seen: dict[str, Any]) -> list[Line]:
 
 
 def _exchanges(work: Work, layout: Layout, seen: list[dict[str, Any]]) -> Iterator[Line]:
-    planned = _summed((key_of(c), c.calls, c.calls * c.payload_bytes) for c in planned_here(work, layout))
+    one_by_one = ((key_of(c), c.calls, c.calls * c.payload_bytes) for c in planned_here(work, layout))
+    planned = _summed(chain(one_by_one, planned_messages(work, layout)))
     met = _summed(((e["axis"], e["kind"], e["phase"]), e["calls"], e["calls"] * e["payload_bytes"]) for e in seen)
     found = list(departures(work, layout))
     added = _summed((d.key, d.calls, d.bytes) for d in found)
@@ -88,7 +101,7 @@ def _exchanges(work: Work, layout: Layout, seen: list[dict[str, Any]]) -> Iterat
         )
 
 
-def _summed(entries: Iterator[tuple[Key, float, float]]) -> dict[Key, tuple[float, float]]:
+def _summed(entries: Iterable[tuple[Key, float, float]]) -> dict[Key, tuple[float, float]]:
     found: dict[Key, tuple[float, float]] = {}
     for key, calls, size in entries:
         before = found.get(key, (0.0, 0.0))
@@ -98,22 +111,23 @@ def _summed(entries: Iterator[tuple[Key, float, float]]) -> dict[Key, tuple[floa
 
 def _quantities(work: Work, layout: Layout, seen: dict[str, Any]) -> Iterator[Line]:
     """Parameters and FLOPs of a rank."""
-    (at,) = stages(work.model, 1, 1, layout.tp, layout.ep)
-    added = [Added(padded(work.model, layout).of_rank, PADDING)]
+    model = work.model
+    at = stages(model, layout.pp, layout.virtual, layout.tp, layout.ep)[stage_run(model, layout)]
+    copy = model.vocabulary * model.width / layout.tp / layout.shards if own_copy(model, layout) else 0.0
+    added = [Added(padded(model, layout).of_rank, PADDING), Added(copy, OWN_COPY)]
     yield _quantity("parameters of a rank", sharded_parameters(layout, at), seen["parameters"], added)
     tokens = layout.micro_batches(work.batch) * layout.micro_batch * work.sequence / (layout.cp * layout.tp)
-    attention = attention_flops_per_token(work.model, work.sequence, Convention.FULL)
-    hardware = hardware_flops_per_token(work.model, work.sequence, Convention.FULL, layout.recompute)
+    inside, behind = products_per_token(model, layout)
     full = layout.recompute is Recompute.FULL
-    products = hardware - attention * (1 + full * FORWARD_SHARE)
-    left_out = [Added(-tokens * not_again_flops(work.model), NOT_AGAIN)] if full else []
+    products = (8 if full else 6) * inside + 6 * behind
+    left_out = [Added(-tokens * not_again_flops(model, layout), NOT_AGAIN)] if full else []
     yield _quantity("FLOPs of products", products * tokens, sum(seen["flops"].values()), left_out)
     yield from _attention(work, layout, tokens, seen["attention_flops"])
 
 
 def _attention(work: Work, layout: Layout, tokens: float, seen: dict[str, float]) -> Iterator[Line]:
-    forward = attention_flops_per_token(work.model, work.sequence, Convention.CAUSAL) * tokens * FORWARD_SHARE
-    masked = masked_attention_flops(work) * tokens * FORWARD_SHARE
+    counted, masked = (flops * tokens for flops in attention_forward(work, layout))
+    forward = counted
     yield _quantity("FLOPs of attention, forward", forward, seen.get("forward", 0), [Added(masked, MASKED)])
     full, selective = layout.recompute is Recompute.FULL, layout.recompute is Recompute.SELECTIVE
     kept = work.model.attention_softcap is not None
@@ -125,19 +139,18 @@ def _attention(work: Work, layout: Layout, tokens: float, seen: dict[str, float]
     yield _quantity("FLOPs of attention, backward", (2 + full) * forward, seen.get("backward", 0), added)
 
 
-def not_again_flops(model: ModelSpec) -> float:
+def not_again_flops(model: ModelSpec, layout: Layout) -> float:
     """Per token, of what a full recomputation of the planner's has and a block's of this engine has not: its last product
     (of routed experts all are needed), and what combines the inputs of a head for further tokens."""
-    found = 0.0
-    for layer in range(model.layers + model.mtp_layers):
-        routed = model.has_experts(min(layer, model.layers - 1))
+    found, here = 0.0, held(model, layout)
+    for layer in here.layers:
         width = model.ffn_width
-        if routed and model.experts is not None:
+        if model.experts is not None and model.has_experts(layer):
             width = model.experts.shared * model.experts.width
         if model.block.startswith("parallel"):
             width = model.heads * model.value_width
         found += 2 * model.width * width if ends_in_product(model) else 0
-    return found + 2 * model.mtp_layers * 2 * model.width**2
+    return found + 2 * model.mtp_layers * 2 * model.width**2 * here.is_last
 
 
 @dataclass(frozen=True)
@@ -151,15 +164,17 @@ class Added:
 MASKED = "layers with a window, and those with capped scores, compute all scores of a row under a mask"
 
 
-def masked_attention_flops(work: Work) -> float:
-    """Per token, forward and backward: scores beyond those that the convention counts."""
-    model, full = work.model, mean_keys(work.sequence, None, Convention.FULL)
-    widths = 6 * model.heads * (model.head_width + model.value_width)
-    open_layers, windowed = attention_layers(model)
-    beyond = windowed * (full - mean_keys(work.sequence, model.window, Convention.CAUSAL)) if _masks(work) else 0.0
-    if model.attention_softcap is not None:
-        beyond += (open_layers if _masks(work) else open_layers + windowed) * full / 2
-    return widths * beyond
+def attention_forward(work: Work, layout: Layout) -> tuple[float, float]:
+    """FLOPs per token of this stage's layers: as the causal convention counts them, and those of scores beyond."""
+    model, counted, computed = work.model, 0.0, 0.0
+    for layer in held(model, layout).layers:
+        window = model.window if model.is_windowed(layer) else None
+        keys = mean_keys(work.sequence, window, Convention.CAUSAL)
+        under_mask = model.attention_softcap is not None or (window is not None and _masks(work))
+        counted += keys
+        computed += mean_keys(work.sequence, None, Convention.FULL) if under_mask else keys
+    widths = 2 * model.heads * (model.head_width + model.value_width)
+    return widths * counted, widths * (computed - counted)
 
 
 def _masks(work: Work) -> bool:

@@ -11,8 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
-from headway.formulas.stages import chunk_blocks
-from headway.plan.step.shares import model_parts
+from headway.plan.step.shares import model_parts, stage_kinds
 from headway.plan.work import Layout, Pipeline
 from headway.recipe.spec import ModelSpec
 
@@ -35,7 +34,7 @@ class Stage:
 def stages(model: ModelSpec, pp: int, virtual: int, tp: int, ep: int) -> tuple[Stage, ...]:
     """Every stage, in order."""
     layout = Layout(pp=pp, virtual=virtual, tp=tp, ep=ep)
-    return tuple(_stage(model, layout, rank, kinds) for rank, kinds in enumerate(_kinds(model, layout)))
+    return tuple(_stage(model, layout, rank, kinds) for rank, kinds in enumerate(stage_kinds(model, pp, virtual)))
 
 
 @lru_cache(maxsize=4096)
@@ -55,19 +54,6 @@ def chunks_alive(layout: Layout, stage: int, micro_batches: int) -> int:
     if virtual > 1:  # warm-up of the interleaved schedule and one more (arXiv 2104.04473): L (1 + (p - 1) / (p v)) on stage 0
         return min(2 * (pp - stage - 1) + (virtual - 1) * pp + 1, m * virtual)
     return min(m, pp - stage)
-
-
-def _kinds(model: ModelSpec, layout: Layout) -> list[tuple[int, int]]:
-    """Blocks without and with experts of every stage."""
-    chunks = chunk_blocks(model, layout.pp * layout.virtual)
-    routed = [model.has_experts(min(at, model.layers - 1)) for at in range(sum(chunks))]
-    found, first = [(0, 0)] * layout.pp, 0
-    for chunk, size in enumerate(chunks):
-        with_experts = sum(routed[first : first + size])
-        dense, sparse = found[chunk % layout.pp]
-        found[chunk % layout.pp] = (dense + size - with_experts, sparse + with_experts)
-        first += size
-    return found
 
 
 def _stage(model: ModelSpec, layout: Layout, rank: int, kinds: tuple[int, int]) -> Stage:

@@ -96,8 +96,24 @@ def busiest_blocks(model: ModelSpec, layout: Layout) -> int:
 
 
 def routed_blocks(model: ModelSpec, layout: Layout) -> int:
-    """Of the busiest rank's blocks, those with experts: they are spread evenly, or fill the later stages."""
-    return min(busiest_blocks(model, layout), -(-model_parts(model).routed_layers // layout.pp))
+    """Of the busiest rank's blocks, those with experts; of several such ranks, of the one that has most."""
+    if model.experts is None or layout.pp == 1:
+        return model_parts(model).routed_layers
+    return max(stage_kinds(model, layout.pp, layout.virtual), key=lambda kinds: (sum(kinds), kinds[1]))[1]
+
+
+@lru_cache(maxsize=4096)
+def stage_kinds(model: ModelSpec, pp: int, virtual: int) -> tuple[tuple[int, int], ...]:
+    """Blocks without and with experts of every pipeline rank; those of heads for further tokens are like the last."""
+    chunks = chunk_blocks(model, pp * virtual)
+    routed = [model.has_experts(min(at, model.layers - 1)) for at in range(sum(chunks))]
+    found, first = [(0, 0)] * pp, 0
+    for chunk, size in enumerate(chunks):
+        with_experts = sum(routed[first : first + size])
+        dense, sparse = found[chunk % pp]
+        found[chunk % pp] = (dense + size - with_experts, sparse + with_experts)
+        first += size
+    return tuple(found)
 
 
 def rank_parameters(model: ModelSpec, layout: Layout) -> tuple[float, float]:

@@ -1,7 +1,8 @@
 """Every exchange between ranks and every product, as they are dispatched: what a rank does, in order.
 
 exchange   axis (which coordinates of the mesh its ranks differ in), kind, bytes of the whole logical message
-           all_gather: what is gathered; reduce_scatter, all_reduce: what is summed; all_to_all: what one rank hands out
+           all_gather: what is gathered; reduce_scatter, all_reduce: what is summed; all_to_all: what one rank hands out;
+           send, recv: one message
 product    FLOPs, 2 per multiplication and addition; attention with what a causal edge leaves of its scores, all under a mask
 
 Groups of several axes may have the same ranks, so who asks tells the axis: what shares states (FSDP2) works in place, in torch's
@@ -28,12 +29,12 @@ from headway.model import attention
 from headway.model.context import Visible
 from headway.parallel.mesh import AXES, Axes
 
-KINDS = {"gather": "all_gather", "reduce_scatter": "reduce_scatter", "reduce": "all_reduce", "all_to_all": "all_to_all"}
+KINDS = {"gather": "all_gather", "reduce": "all_reduce", "alltoall": "all_to_all", "recv_": "recv"}
 """By a part of the operator's name; the first that fits."""
-NAMES = ("reduce_scatter", "all_to_all", "alltoall", "gather", "reduce")
+NAMES = ("reduce_scatter", "all_to_all", "alltoall", "gather", "reduce", "send", "recv_")
 PRODUCTS = ("mm", "addmm", "_grouped_mm")
 """With weights; those of attention are counted where it is called."""
-STATES, SHARDS = "c10d", ("cp", "dp_shard x cp")
+STATES, SHARDS, MESSAGES = "c10d", ("cp", "dp_shard x cp"), ("send", "recv")
 FLASH_BACKWARD, PLAIN_BACKWARD = 2.5, 2.0
 """Of forward: four products with gradients for two, and in a kernel that keeps no scores these again."""
 
@@ -60,19 +61,41 @@ class Tally:
 
 
 class Watch(TorchDispatchMode):
-    """``with watch.phase("forward"): ...``"""
+    """``with watch: with watch.phase("forward"): ...``; what autograd runs is of the backward pass in any case."""
 
     def __init__(self, axes: Axes):
         super().__init__()
         self._axes = axes
         self._groups: dict[str, str] = {}
-        self.tally, self._phase = Tally(), ""
+        self._sent: dict[int, str] = {}
+        self.tally, self._named = Tally(), ""
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        self._phase = name
-        with self, _attention_told(self.attended):
+        before, self._named = self._named, name
+        try:
             yield
+        finally:
+            self._named = before
+
+    def __enter__(self) -> Watch:
+        self._attention = _attention_told(self.attended)
+        self._attention.__enter__()
+        super().__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        self._attention.__exit__(*error)
+
+    @property
+    def _phase(self) -> str:
+        return "backward" if torch._C._current_graph_task_id() != -1 else self._named
+
+    def send(self, operations: list[dist.P2POp], phase: str) -> list[dist.P2POp]:
+        """Notes what these tensors belong to, until they are sent."""
+        self._sent |= {id(one.tensor): phase for one in operations}
+        return operations
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         out = func(*args, **(kwargs or {}))
@@ -87,7 +110,7 @@ class Watch(TorchDispatchMode):
         part = next((part for part in NAMES if part in name), None)
         if part is None:  # waits, barriers
             return
-        kind = KINDS["all_to_all" if part == "alltoall" else part]
+        kind = KINDS.get(part, part)
         group = next(found for found in map(_group, args) if found is not None)
         if group.size() == 1:
             return
@@ -95,7 +118,8 @@ class Watch(TorchDispatchMode):
         payload = max(x.numel() * x.element_size() for x in tensors)
         axis = "ep" if kind == "all_to_all" else self._axis(group)
         axis = "dp_shard" if of_states and axis in SHARDS else axis
-        seen = Exchange(axis, kind, self._phase, group.size(), payload)
+        phase = self._sent.pop(id(tensors[0]), self._phase) if kind in MESSAGES else self._phase
+        seen = Exchange(axis, kind, phase, group.size(), payload)
         self.tally.exchanges[seen] += 1
         self.tally.order.append(seen)
 
