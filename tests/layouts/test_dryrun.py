@@ -85,6 +85,7 @@ LAYOUTS = [
 ]
 ROUTED_LAYOUTS = [
     {"dp_shard": 2},
+    {"dp_shard": 16},  # more than experts: they are cut behind that axis
     {"tp": 2},
     {"cp": 2, "tp": 2},
     {"dp_shard": 2, "ep": 2},
