@@ -19,11 +19,13 @@ SEEN = {
     "seconds": 3.0,
     "layers_run": [2, 3],
     "layers": 32,
-    "passes_run": 3,
+    "rank": 0,
+    "passes_run": [3],
     "passes": 16,
-    "order": {"layers": 3, "first_pass": [{"axis": "tp", "kind": "all_gather", "phase": "forward", "times": 2}]},
+    "order": {"layers": 3, "passes": 1, "seen": [{"axis": "tp", "kind": "all_gather", "phase": "forward", "times": 2}]},
     "state_bytes": {"weights": 2**30},
     "not_run": {"gradient norm": 8},
+    "assumed": ["every expert gets as many tokens"],
     "exchanges": [],
 }
 
@@ -68,9 +70,21 @@ def test_a_dry_run_says_what_it_ran_and_what_follows(answer, capsys):
     assert "run with 2 and 3 layers; 32 follow" in out
     assert "run with 3 of 16 micro-batches" in out
     assert "tp, all-gather, forward: kept, not gathered again" in out
+    assert "assumed, since tensors have no values: every expert gets as many tokens" in out
     assert "verdict: the plan agrees" in out
     assert asked[0]["axes"]["dp_shard"] == 8
     assert asked[0]["passes"] == 128
+
+
+def test_of_a_pipeline_the_fullest_stage_is_run(answer, capsys, monkeypatch):
+    asked = answer(line())
+    monkeypatch.setitem(SEEN, "passes_run", [16, 17])
+    monkeypatch.setitem(SEEN, "rank", 32)
+    assert run_guarded(["dryrun", "llama3-8b", "--layout", "pp=2,tp=8", "--world", "64", "--set", "model.layers=31"]) == 0
+    out = capsys.readouterr().out
+    assert "of pipeline stage 1 of 2, counted from 0" in out
+    assert "run with 16 and 17 micro-batches; 16 follow" in out
+    assert asked[0]["pipeline_stage"] == 1
 
 
 def test_what_does_not_agree_is_exit_code_1(answer, capsys):

@@ -11,7 +11,7 @@ from plan_cases import LLAMA_405B
 
 from headway.formulas.parameters import count_parameters
 from headway.plan.step.communication import Axis, Collective, Kind, Phase, collectives
-from headway.plan.step.shares import model_parts, rank_parameters, stage_blocks
+from headway.plan.step.shares import model_parts, rank_parameters, routed_blocks, stage_blocks
 from headway.plan.work import Layout, Pipeline, Recompute, Work
 from headway.recipe.spec import ExpertsSpec, LatentSpec, ModelSpec
 
@@ -68,9 +68,7 @@ def test_full_recomputation_repeats_the_forward_messages() -> None:
 
 
 def _within_a_block(one: Collective) -> bool:
-    return (
-        one.phase is Phase.FORWARD and one.axis in (Axis.TP, Axis.CP, Axis.EP) and not one.stage and "tokens per" not in one.name
-    )
+    return one.phase is Phase.FORWARD and one.axis in (Axis.TP, Axis.CP, Axis.EP) and not one.stage
 
 
 def test_a_parallel_block_sums_once() -> None:
@@ -216,14 +214,27 @@ def test_stages_hold_every_layer_once(layers: int, pp: int, virtual: int) -> Non
     assert max(sizes) - min(sizes) <= virtual
 
 
-@given(tp=st.sampled_from([1, 2, 4]), ep=st.sampled_from([1, 2, 4]), model=st.sampled_from([SMALL, ROUTED]))
+LEARNED = replace(SMALL, position="learned", positions=128)
+
+
+@given(tp=st.sampled_from([1, 2, 4]), ep=st.sampled_from([1, 2, 4]), model=st.sampled_from([SMALL, ROUTED, LEARNED]))
 def test_parts_of_the_ranks_add_up_to_the_model(tp: int, ep: int, model: ModelSpec) -> None:
     """Of everything that is split: tp x dense + ep x tp x experts; what lies on every rank is counted tp times."""
     layout = Layout(tp=tp, ep=ep, dp_shard=4)
     parts = model_parts(model)
     dense, experts = rank_parameters(model, layout)
-    whole = parts.ends + sum((parts.routed if model.has_experts(layer) else parts.dense).whole for layer in range(model.layers))
+    whole = (
+        parts.ends
+        + parts.positions
+        + sum((parts.routed if model.has_experts(layer) else parts.dense).whole for layer in range(model.layers))
+    )
     assert tp * dense - (tp - 1) * whole + ep * tp * experts == pytest.approx(count_parameters(model).total)
+
+
+def test_blocks_with_experts_are_those_of_the_stage_with_most_blocks() -> None:
+    """Of 8 layers the first 3 are without: over two stages the second has 4 with, over four the last has 2."""
+    model = replace(SMALL, layers=8, experts=replace(ROUTED.experts, dense_layers=3, every=1))
+    assert [routed_blocks(model, Layout(pp=pp)) for pp in (1, 2, 4)] == [5, 4, 2]
 
 
 def test_keys_and_values_are_copied_beyond_their_heads() -> None:

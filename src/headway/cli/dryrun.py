@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from headway.recipe.spec import Spec
 
 
-UNDRY = {"pp": 1, "cp": 1, "ep": 1, "virtual": 1, "recompute": "none", "sequence_parallel": True, "offload": False}
+UNDRY = {"sequence_parallel": True, "offload": False}
 """What a dry run has no counterpart for in the plan, with the only value that it takes."""
 
 
@@ -28,7 +28,7 @@ def refuse_undry(layout: Layout) -> None:
         if str(value) != str(only):
             raise ConfigError(
                 f"--layout {name}={value}",
-                "a dry run takes dp_replicate, dp_shard and tp: what the others exchange is not set beside the plan yet",
+                "what is exchanged otherwise with it is not set beside the plan yet",
                 f"leave {name} out; headway plan has it, and headway prove and headway run carry it out",
                 "--layout",
             )
@@ -42,8 +42,8 @@ def dryrun(
         str,
         Parameter(
             metavar="LAYOUT",
-            help="Sizes of the axes that a dry run takes (dp_replicate, dp_shard, tp), zero and micro_batch (sequences), such as "
-            "tp=8,dp_shard=2048.",
+            help="Sizes of the axes (dp_replicate, dp_shard, cp, tp, ep, pp, virtual), pipeline, zero, recompute and micro_batch "
+            "(sequences), such as tp=8,dp_shard=2048. Of a pipeline the first stage with most layers is run.",
         ),
     ],
     world: Annotated[int | None, Parameter(metavar="N", help="Ranks; dp_shard fills what the layout leaves open.")] = None,
@@ -124,9 +124,11 @@ def _ask(spec: Spec, layout: Layout, stage: int, passes: int) -> dict[str, Any]:
 
     from headway.base.files import write_json
     from headway.cli import engine
+    from headway.plan.held import stage_run
 
     axes = {name: str(value) if isinstance(value, str) else value for name, value in asdict(layout).items()}
     request = {"spec": spec.to_json(), "axes": axes, "stage": stage, "micro_batch": layout.micro_batch, "passes": passes}
+    request["pipeline_stage"] = stage_run(spec.model, layout)
     with TemporaryDirectory(prefix="headway-dryrun-") as directory:
         write_json(Path(directory) / "request.json", request)
         return engine.ask_engine("dryrun", [str(Path(directory) / "request.json")])
@@ -141,11 +143,15 @@ def dryrun_lines(layout: Layout, seen: dict[str, Any], lines: Sequence[Line]) ->
     from headway.base.units import format_bytes
     from headway.cli.output import table
 
-    yield f"rank 0 of {seen['world']:,} ({layout.shown()}), {seen['seconds']:.0f} s"
+    yield f"rank {seen['rank']:,} of {seen['world']:,} ({layout.shown()}), {seen['seconds']:.0f} s"
+    if layout.pp > 1:
+        at = seen["rank"] // (seen["world"] // layout.pp)
+        yield f"of pipeline stage {at} of {layout.pp}, counted from 0: the first of those with most layers"
     yield from extrapolated(seen)
     yield ""
-    yield "order of the first micro-batch:"
-    yield from (f"  {text}" for text in order_lines(seen["order"]["first_pass"]))
+    passes = seen["order"]["passes"]
+    yield f"order of the first {f'{passes} micro-batches' if passes > 1 else 'micro-batch'}:"
+    yield from (f"  {text}" for text in order_lines(seen["order"]["seen"]))
     yield ""
     state = ", ".join(f"{name} {format_bytes(size)}" for name, size in seen["state_bytes"].items())
     yield f"state of the rank, float32: {state}"
@@ -160,6 +166,7 @@ def dryrun_lines(layout: Layout, seen: dict[str, Any], lines: Sequence[Line]) ->
     if seen["not_run"]:
         names = ", ".join(f"{name} ({size} bytes)" for name, size in seen["not_run"].items())
         yield f"not run, since the host reads them: sums over ranks of {names}"
+    yield from (f"assumed, since tensors have no values: {text}" for text in seen["assumed"])
     apart = [line.what for line in lines if not line.agrees]
     yield f"verdict: {'the plan agrees' if not apart else 'the plan does NOT agree on ' + ', '.join(apart)}"
 
@@ -169,7 +176,11 @@ def extrapolated(seen: dict[str, Any]) -> Iterator[str]:
     if seen["layers_run"] != [seen["layers"]]:
         depths = " and ".join(map(str, seen["layers_run"]))
         yield f"run with {depths} layers; {seen['layers']} follow from the difference between them"
-    if seen["passes_run"] < seen["passes"]:
+    *few, most = seen["passes_run"]
+    if few:
+        counts = f"{few[0]:,} and {most:,}"
+        yield f"run with {counts} micro-batches; {seen['passes']:,} follow from the difference between them"
+    elif most < seen["passes"]:
         yield f"run with 3 of {seen['passes']:,} micro-batches: the first, one between, the last; the rest is as the one between"
 
 

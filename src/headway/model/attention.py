@@ -69,10 +69,17 @@ def _causal_runs(q_BHsE: Tensor, k_BKTE: Tensor, v_BKTV: Tensor, columns: Column
     outs, grouped = [], q_BHsE.shape[1] > k_BKTE.shape[1]
     for queries, column in columns.pieces():
         end = column + queries.stop - queries.start
-        edge = cast(Tensor, causal_lower_right(end - column, end))  # it stands in for a mask
         of_run = (q_BHsE[:, :, queries], k_BKTE[:, :, :end], v_BKTV[:, :, :end])
+        edge = _edge(end - column, end, q_BHsE)
         outs.append(F.scaled_dot_product_attention(*of_run, attn_mask=edge, scale=1.0, enable_gqa=grouped))
     return torch.cat(outs, 2)
+
+
+def _edge(queries: int, keys: int, like: Tensor) -> Tensor:
+    """The last query sees the last key: what stands in for a mask, but for shapes alone, which torch cannot make of it."""
+    if is_shape_only(like):
+        return like.new_ones((queries, keys), dtype=torch.bool).tril(keys - queries)
+    return cast(Tensor, causal_lower_right(queries, keys))
 
 
 def _cap(scores: Tensor, softcap: float) -> Tensor:

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, Protocol
 
 import torch
@@ -34,7 +35,7 @@ from torch.autograd.function import once_differentiable
 from headway.model.feed_forward import GATES, PLAIN
 from headway.model.ranks import ALONE, Ranks
 from headway.model.routing import Router
-from headway.model.shape_only import is_shape_only
+from headway.model.shape_only import even, is_shape_only
 from headway.model.tally import LayerTally
 from headway.model.weight import Weight
 from headway.model.wide import wide
@@ -204,7 +205,7 @@ class _Loop(Function):
     def forward(ctx: Any, x_MI: Tensor, weight_XOI: Tensor, ends_X: Tensor) -> Tensor:
         ctx.save_for_backward(x_MI, weight_XOI, ends_X)
         y_MO = x_MI.new_empty(x_MI.shape[0], weight_XOI.shape[1])
-        for expert, rows in enumerate(_runs(ends_X)):
+        for expert, rows in enumerate(_runs(ends_X, len(x_MI))):
             torch.mm(x_MI[rows], weight_XOI[expert].t(), out=y_MO[rows])
         return y_MO
 
@@ -213,12 +214,12 @@ class _Loop(Function):
     def backward(ctx: Any, grad_MO: Tensor) -> tuple[Tensor | None, ...]:
         x_MI, weight_XOI, ends_X = ctx.saved_tensors
         grad_x_MI, grad_weight_XOI = torch.empty_like(x_MI), torch.empty_like(weight_XOI)
-        for expert, rows in enumerate(_runs(ends_X)):  # an expert without rows gets a gradient of zeros
+        for expert, rows in enumerate(_runs(ends_X, len(x_MI))):  # an expert without rows gets a gradient of zeros
             torch.mm(grad_MO[rows], weight_XOI[expert], out=grad_x_MI[rows])
             torch.mm(grad_MO[rows].t(), x_MI[rows], out=grad_weight_XOI[expert])
         return grad_x_MI, grad_weight_XOI, None
 
 
-def _runs(ends_X: Tensor) -> list[slice]:
-    ends = ends_X.tolist()
+def _runs(ends_X: Tensor, rows: int) -> list[slice]:
+    ends = list(accumulate(even(rows, len(ends_X)))) if is_shape_only(ends_X) else ends_X.tolist()
     return [slice(start, end) for start, end in zip([0, *ends], ends)]

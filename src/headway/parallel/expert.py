@@ -30,6 +30,7 @@ from torch.autograd.function import once_differentiable
 from torch.distributed import _functional_collectives as functional
 
 from headway.model.experts import Runs
+from headway.model.shape_only import even, is_shape_only
 
 
 class ExpertExchange:
@@ -68,7 +69,10 @@ def make_routes(runs: Runs, group: dist.ProcessGroup) -> Routes:
     size, device = group.size(), runs.ends_X.device
     count_Gx = runs.ends_X.long().diff(prepend=runs.ends_X.new_zeros(1).long()).view(size, -1)
     got_Gx = functional.wait_tensor(functional.all_to_all_single(count_Gx, None, None, group))
-    sent, got = torch.stack([count_Gx.sum(1), got_Gx.sum(1)]).tolist()
+    if is_shape_only(got_Gx):
+        sent = got = even(len(runs.expert_M), size)
+    else:
+        sent, got = torch.stack([count_Gx.sum(1), got_Gx.sum(1)]).tolist()
     expert_x = torch.arange(got_Gx.shape[1], device=device)
     expert_R, order_R = expert_x.repeat(size).repeat_interleave(got_Gx.flatten(), output_size=sum(got)).sort(stable=True)
     return Routes(

@@ -45,20 +45,27 @@ class Pipeline:
     """This rank's pieces; ``precision.Computes`` for evaluations, ``objective.Passes`` for steps.
 
     ``forward`` and ``loss`` give their results on the last rank, zeros elsewhere (``from_head`` tells all); ``logits`` on all.
+    ``model_type`` and ``schedule_type`` are what a dry run replaces.
     """
+
+    model_type: type[ShardedModel] = ShardedModel
+    schedule_type: type[Schedule] = Schedule
 
     def __init__(self, spec: ModelSpec, precision: PrecisionSpec, seed: int, mesh: Mesh):
         self.spec, self.mesh, self.group = spec, mesh, mesh.group("pp")
         self.rank = dist.get_rank(self.group)
         pieces = rank_pieces(spec, mesh.axes, self.rank)
-        self.chunks = {at: ShardedModel(spec, precision, seed, mesh, piece) for at, piece in pieces.items()}
+        self.chunks = {at: self.model_type(spec, precision, seed, mesh, piece) for at, piece in pieces.items()}
         first = next(iter(self.chunks.values()))
         self.dtype, self.ranks = first.dtype, first.ranks
         self.is_last = self.rank == mesh.axes.pp - 1
-        copies = {EMBEDDING} if self.is_last and self.head.decoder.embed is not None else set()
-        self.parts = LocalParts(mesh.stage, *self.decoders, copies=frozenset(copies))
+        self.parts = self._parts()
         self._schedules: dict[tuple[int, ...], Schedule] = {}
         self._sent: list[tuple[dist.Work, Tensor]] = []
+
+    def _parts(self) -> LocalParts:
+        copies = {EMBEDDING} if self.is_last and self.head.decoder.embed is not None else set()
+        return LocalParts(self.mesh.stage, *self.decoders, copies=frozenset(copies))
 
     @property
     def decoders(self) -> list[Decoder]:
@@ -90,7 +97,7 @@ class Pipeline:
         if key not in self._schedules:
             while len(self._schedules) >= KEPT_SCHEDULES:
                 self._schedules.pop(next(iter(self._schedules)))
-            self._schedules[key] = Schedule(self.chunks, self.mesh, work.count, self._stream_like(micro))
+            self._schedules[key] = self.schedule_type(self.chunks, self.mesh, work.count, self._stream_like(micro))
         self._schedules[key].run(work, micro, add)
 
     def begin_micro_batch(self, *, is_last: bool) -> None:

@@ -30,13 +30,17 @@ Add = Callable[[TrainingSums], None]
 
 
 class Schedule:
-    """One order of so many micro-batches of one shape; torch's stages keep a buffer for each."""
+    """One order of so many micro-batches of one shape; torch's stages keep a buffer for each. ``_stage`` is what a dry run
+    replaces."""
 
     def __init__(self, chunks: Mapping[int, ShardedModel], mesh: Mesh, count: int, like_BtD: Tensor):
         """``chunks``: of this rank, by their numbers; ``like_BtD``: what passes between them."""
-        stages = [_Stage(self, at, chunk, mesh, like_BtD) for at, chunk in chunks.items()]
+        stages = [self._stage(at, chunk, mesh, like_BtD) for at, chunk in chunks.items()]
         self._count, self._last_chunk = count, max(chunks)
         self._order = _order(stages, count, mesh.axes)
+
+    def _stage(self, at: int, chunk: ShardedModel, mesh: Mesh, like_BtD: Tensor) -> ChunkStage:
+        return ChunkStage(self, at, chunk, mesh, like_BtD)
 
     def run(self, work: MicroBatches, first: MicroBatch, add: Add) -> None:
         self.work, self.add = work, add
@@ -46,14 +50,15 @@ class Schedule:
         del self.work, self.add
         self._made = {}
 
-    def micro_batch(self, place: int, chunk: int) -> MicroBatch:
+    def micro_batch(self, place_1: Tensor, chunk: int) -> MicroBatch:
         """Built by the first chunk of the rank that meets it, let go by the last: the backward pass keeps what it needs."""
+        place = int(place_1)
         if place not in self._made:
             self._made[place] = self.work.make(place)
         return self._made.pop(place) if chunk == self._last_chunk else self._made[place]
 
 
-def _order(stages: list[_Stage], count: int, axes: Axes) -> Any:
+def _order(stages: list[ChunkStage], count: int, axes: Axes) -> Any:
     """torch's schedule. Losses are sums that were divided: nothing is scaled again."""
     if axes.pipeline in OF_CHUNKS:
         return OF_CHUNKS[axes.pipeline](list(stages), count, loss_fn=_output, scale_grads=False)
@@ -66,7 +71,7 @@ def _output(output: Tensor, _: Tensor) -> Tensor:
     return output
 
 
-class _Stage(PipelineStage):
+class ChunkStage(PipelineStage):
     """One chunk. Its module is the decoder itself, so that torch gathers weights and sums gradients when the schedule says so."""
 
     def __init__(self, schedule: Schedule, at: int, chunk: ShardedModel, mesh: Mesh, like_BtD: Tensor):
@@ -85,7 +90,7 @@ class _Stage(PipelineStage):
 
     def forward_maybe_with_nosync(self, *stream_BtD: Tensor, place: Tensor) -> Tensor:
         """What torch calls to run the chunk. Returns the stream, or of the last chunk the divided objective."""
-        micro = self.schedule.micro_batch(int(place), self.stage_index)
+        micro = self.schedule.micro_batch(place, self.stage_index)
         context, stream = with_tally(self.chunk.spec, micro.context), stream_BtD[0] if stream_BtD else None
         if self.chunk.decoder.piece.is_last:
             return self._objective(micro, context, stream)

@@ -9,40 +9,34 @@ What is neither planned nor a known departure does not agree, whichever of the t
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
-from headway.formulas.activations import GROUPED_CHUNKS, element_bytes, loss_chunk_tokens
-from headway.formulas.flops import Convention, attention_flops_per_token, flops_per_token
+from headway.formulas.activations import element_bytes
+from headway.formulas.flops import Convention, mean_keys
+from headway.formulas.recompute import Recompute
+from headway.plan.departures import (
+    MASTER_BYTES,
+    NOT_AGAIN,
+    OWN_COPY,
+    PADDING,
+    Key,
+    departures,
+    ends_in_product,
+    key_of,
+    own_copy,
+    planned_here,
+    planned_messages,
+)
+from headway.plan.held import held, padded, products_per_token, stage_run
 from headway.plan.memory.model import sharded_parameters
 from headway.plan.memory.stages import stages
-from headway.plan.step.communication import Axis, Collective, collectives, scatters_each_pass, stream_bytes
-from headway.plan.step.shares import WHOLE, blocks, model_parts
 from headway.plan.work import Layout, Work
-from headway.recipe.roles import Role, norms_of_block, parameter_shapes
 from headway.recipe.spec import ModelSpec, PrecisionSpec
 
 BYTES_TOLERANCE = 0.02
-MASTER_BYTES = 4
-FORWARD_SHARE = 1 / 3
-
-Key = tuple[str, str, str]
-"""Axis, kind, phase."""
-GATHER_F, GATHER_B = ("dp_shard", "all_gather", "forward"), ("dp_shard", "all_gather", "backward")
-SCATTER, REPLICATE = ("dp_shard", "reduce_scatter", "backward"), ("dp_replicate", "all_reduce", "backward")
-TP_GATHER_B, TP_LOSS = ("tp", "all_gather", "backward"), ("tp", "all_reduce", "forward")
-TP_SUM_B, TP_STEP = ("tp", "all_reduce", "backward"), ("tp", "all_reduce", "step")
-
-
-@dataclass(frozen=True)
-class Departure:
-    """What this engine adds (or leaves out: below 0) to what is planned, per step and rank."""
-
-    key: Key
-    calls: float
-    bytes: float
-    reason: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,9 +77,8 @@ def reconcile(work: Work, layout: Layout, seen: dict[str, Any]) -> list[Line]:
 
 
 def _exchanges(work: Work, layout: Layout, seen: list[dict[str, Any]]) -> Iterator[Line]:
-    planned = _summed(
-        (_key(c), c.calls, c.calls * c.payload_bytes) for c in collectives(work, layout) if c.axis is not Axis.WORLD
-    )
+    one_by_one = ((key_of(c), c.calls, c.calls * c.payload_bytes) for c in planned_here(work, layout))
+    planned = _summed(chain(one_by_one, planned_messages(work, layout)))
     met = _summed(((e["axis"], e["kind"], e["phase"]), e["calls"], e["calls"] * e["payload_bytes"]) for e in seen)
     found = list(departures(work, layout))
     added = _summed((d.key, d.calls, d.bytes) for d in found)
@@ -108,11 +101,7 @@ def _exchanges(work: Work, layout: Layout, seen: list[dict[str, Any]]) -> Iterat
         )
 
 
-def _key(one: Collective) -> Key:
-    return str(one.axis), str(one.kind), str(one.phase)
-
-
-def _summed(entries: Iterator[tuple[Key, float, float]]) -> dict[Key, tuple[float, float]]:
+def _summed(entries: Iterable[tuple[Key, float, float]]) -> dict[Key, tuple[float, float]]:
     found: dict[Key, tuple[float, float]] = {}
     for key, calls, size in entries:
         before = found.get(key, (0.0, 0.0))
@@ -122,144 +111,85 @@ def _summed(entries: Iterator[tuple[Key, float, float]]) -> dict[Key, tuple[floa
 
 def _quantities(work: Work, layout: Layout, seen: dict[str, Any]) -> Iterator[Line]:
     """Parameters and FLOPs of a rank."""
-    (held,) = stages(work.model, 1, 1, layout.tp, layout.ep)
-    padding = sum(padded(work.model, layout)) / layout.shards
-    yield _quantity("parameters of a rank", sharded_parameters(layout, held), seen["parameters"], padding)
+    model = work.model
+    at = stages(model, layout.pp, layout.virtual, layout.tp, layout.ep)[stage_run(model, layout)]
+    copy = model.vocabulary * model.width / layout.tp / layout.shards if own_copy(model, layout) else 0.0
+    added = [Added(padded(model, layout).of_rank, PADDING), Added(copy, OWN_COPY)]
+    yield _quantity("parameters of a rank", sharded_parameters(layout, at), seen["parameters"], added)
     tokens = layout.micro_batches(work.batch) * layout.micro_batch * work.sequence / (layout.cp * layout.tp)
-    attention = attention_flops_per_token(work.model, work.sequence, Convention.FULL)
-    products = flops_per_token(work.model, work.sequence, Convention.FULL) - attention
-    yield _quantity("FLOPs of products", products * tokens, sum(seen["flops"].values()))
-    causal = attention_flops_per_token(work.model, work.sequence, Convention.CAUSAL) * tokens
-    yield _quantity("FLOPs of attention, forward", causal * FORWARD_SHARE, seen["attention_flops"].get("forward", 0))
+    inside, behind = products_per_token(model, layout)
+    full = layout.recompute is Recompute.FULL
+    products = (8 if full else 6) * inside + 6 * behind
+    left_out = [Added(-tokens * not_again_flops(model, layout), NOT_AGAIN)] if full else []
+    yield _quantity("FLOPs of products", products * tokens, sum(seen["flops"].values()), left_out)
+    yield from _attention(work, layout, tokens, seen["attention_flops"])
 
 
-def _quantity(what: str, planned: float, seen: float, padding: float = 0.0) -> Line:
+def _attention(work: Work, layout: Layout, tokens: float, seen: dict[str, float]) -> Iterator[Line]:
+    counted, masked = (flops * tokens for flops in attention_forward(work, layout))
+    forward = counted
+    yield _quantity("FLOPs of attention, forward", forward, seen.get("forward", 0), [Added(masked, MASKED)])
+    full, selective = layout.recompute is Recompute.FULL, layout.recompute is Recompute.SELECTIVE
+    kept = work.model.attention_softcap is not None
+    added = [
+        Added((2 + full) * masked, MASKED),
+        Added(0.0 if kept else (forward + masked) / 2, "scores are not kept, and computed again for their gradients"),
+        Added(selective * (forward + masked), "attention is computed again as a whole, whatever its kernel keeps"),
+    ]
+    yield _quantity("FLOPs of attention, backward", (2 + full) * forward, seen.get("backward", 0), added)
+
+
+def not_again_flops(model: ModelSpec, layout: Layout) -> float:
+    """Per token, of what a full recomputation of the planner's has and a block's of this engine has not: its last product
+    (of routed experts all are needed), and what combines the inputs of a head for further tokens."""
+    found, here = 0.0, held(model, layout)
+    for layer in here.layers:
+        width = model.ffn_width
+        if model.experts is not None and model.has_experts(layer):
+            width = model.experts.shared * model.experts.width
+        if model.block.startswith("parallel"):
+            width = model.heads * model.value_width
+        found += 2 * model.width * width if ends_in_product(model) else 0
+    return found + 2 * model.mtp_layers * 2 * model.width**2 * here.is_last
+
+
+@dataclass(frozen=True)
+class Added:
+    """To what is planned."""
+
+    amount: float
+    reason: str
+
+
+MASKED = "layers with a window, and those with capped scores, compute all scores of a row under a mask"
+
+
+def attention_forward(work: Work, layout: Layout) -> tuple[float, float]:
+    """FLOPs per token of this stage's layers: as the causal convention counts them, and those of scores beyond."""
+    model, counted, computed = work.model, 0.0, 0.0
+    for layer in held(model, layout).layers:
+        window = model.window if model.is_windowed(layer) else None
+        keys = mean_keys(work.sequence, window, Convention.CAUSAL)
+        under_mask = model.attention_softcap is not None or (window is not None and _masks(work))
+        counted += keys
+        computed += mean_keys(work.sequence, None, Convention.FULL) if under_mask else keys
+    widths = 2 * model.heads * (model.head_width + model.value_width)
+    return widths * counted, widths * (computed - counted)
+
+
+def _masks(work: Work) -> bool:
+    """Whether its window is narrower than a row."""
+    return work.model.window is not None and work.model.window < work.sequence
+
+
+def _quantity(what: str, planned: float, seen: float, added: Sequence[Added] = ()) -> Line:
     return Line(
         what=what,
         planned_calls=None,
         planned=planned,
         expected_calls=None,
-        expected=planned + padding,
+        expected=planned + sum(one.amount for one in added),
         seen_calls=None,
         seen=seen,
-        reasons=(PADDING,) if padding else (),
+        reasons=tuple(one.reason for one in added if one.amount),
     )
-
-
-# --- where this engine departs from what is planned ---------------------------------------------------------------------
-
-
-def departures(work: Work, layout: Layout) -> Iterator[Departure]:
-    if layout.tp > 1:
-        yield from _tensor(work, layout)
-    if layout.shards > 1:
-        yield from _weights(work, layout)
-        yield from _gradients(work, layout)
-    if layout.dp_replicate > 1:
-        yield Departure(REPLICATE, _groups(work.model) - _units(work.model), 0.0, ONE_GROUP)
-    if layout.shards > 1 and any(padded(work.model, layout)):
-        yield from _padding(work, layout)
-
-
-PADDING = "each parameter is cut by its first dimension, which is padded to as many rows for each rank"
-COLUMNS = ("attention.o.", "ffn.down.", "shared.down.")
-"""What tensor parallelism does not cut by its first dimension, beside ``WHOLE`` and gains."""
-
-
-def padded(model: ModelSpec, layout: Layout) -> tuple[float, float]:
-    """Elements of a tensor rank that are added so that its rows divide over the ranks that share them: of blocks, of the rest."""
-    added = [0.0, 0.0]
-    for shape in parameter_shapes(model):
-        if shape.role is Role.BALANCE:
-            continue
-        whole = shape.role is Role.GAIN or any(part in f"{shape.name}." for part in WHOLE) or shape.name == "positions.weight"
-        by_row = not whole and len(shape.shape) < 3 and not any(part in f"{shape.name}." for part in COLUMNS)
-        rows = -(-shape.shape[0] // layout.tp) if by_row else shape.shape[0]
-        row = shape.count / (1 if whole else layout.tp) / rows
-        added[not shape.name.startswith(("layers.", "mtp."))] += (-(-rows // layout.shards) * layout.shards - rows) * row
-    return added[0], added[1]
-
-
-def _padding(work: Work, layout: Layout) -> Iterator[Departure]:
-    passes, (block, root) = layout.micro_batches(work.batch), padded(work.model, layout)
-    yield Departure(GATHER_F, 0, passes * (block * work.weight_bytes + root * MASTER_BYTES), PADDING)
-    if layout.zero == 3:
-        yield Departure(GATHER_B, 0, passes * block * work.weight_bytes, PADDING)
-    times = passes if scatters_each_pass(layout) else 1
-    yield Departure(SCATTER, 0, times * MASTER_BYTES * (block + root), PADDING)
-    if layout.dp_replicate > 1:
-        yield Departure(REPLICATE, 0, MASTER_BYTES * (block + root) / layout.shards, PADDING)
-
-
-ONE_GROUP = "embedding, last norm and head are one group"
-
-
-def _tensor(work: Work, layout: Layout) -> Iterator[Departure]:
-    model, passes, stream = work.model, layout.micro_batches(work.batch), stream_bytes(work, layout)
-    again = passes * norms_of_block(model)[1] * blocks(model)
-    yield Departure(TP_GATHER_B, -again, -again * stream, "what was gathered for a product is kept, not gathered again")
-    heads = passes * (1 + model.mtp_layers)
-    chunks = _chunks(int(work.rank_tokens(layout)), -(-model.vocabulary // layout.tp))
-    reason = f"the loss is taken in {chunks} chunks of tokens, with two exchanges each: the same bytes"
-    yield Departure(TP_LOSS, heads * (2 * chunks - 3), 0.0, reason)
-    planned = 4 * blocks(model) * 2 * model.width
-    times = passes if scatters_each_pass(layout) else 1
-    whole, size = _whole(work, of_one_pass=times == passes)
-    reason = (
-        f"gradients of what every tensor rank has whole are summed one by one, behind {'each' if times > 1 else 'the last'} pass"
-    )
-    yield Departure(TP_STEP, -1, -planned, reason)
-    yield Departure(TP_SUM_B, times * whole, times * size, reason)
-
-
-def _chunks(tokens: int, vocabulary: int) -> int:
-    """Of the loss: groups of a few chunks, the last ones shorter."""
-    chunk = loss_chunk_tokens(vocabulary)
-    group = chunk * GROUPED_CHUNKS
-    return tokens // group * GROUPED_CHUNKS + -(-(tokens % group) // chunk)
-
-
-def _whole(work: Work, *, of_one_pass: bool) -> tuple[int, float]:
-    """Parameters that every tensor rank has whole: how many, and the bytes of their gradients. Of one micro-batch these are in
-    the type of products, sums over several in float32."""
-    size = element_bytes(work.precision) if of_one_pass else MASTER_BYTES
-    found = [s for s in parameter_shapes(work.model) if s.role is Role.GAIN or any(part in f"{s.name}." for part in WHOLE)]
-    found += [s for s in parameter_shapes(work.model) if s.name == "positions.weight"]
-    in_blocks = [s.name.startswith(("layers.", "mtp.")) for s in found]
-    return len(found), sum(s.count * (size if inside else MASTER_BYTES) for s, inside in zip(found, in_blocks, strict=True))
-
-
-def _weights(work: Work, layout: Layout) -> Iterator[Departure]:
-    model, passes = work.model, layout.micro_batches(work.batch)
-    root, groups, units = _root_parameters(work, layout), _groups(model), _units(model)
-    wider = root * (MASTER_BYTES - work.weight_bytes)
-    if layout.zero == 3:
-        reason = f"{ONE_GROUP}, gathered in float32 because the embedding is read so"
-        yield Departure(GATHER_F, passes * (groups - units), passes * wider, reason)
-        calls = passes * (groups - 1 - units)
-        yield Departure(GATHER_B, calls, -passes * root * work.weight_bytes, "that group stays until its micro-batch ends")
-        return
-    once = sum(c.calls * c.payload_bytes for c in collectives(work, layout) if _key(c) == GATHER_F)
-    reason = f"weights are gathered for every micro-batch, not once a step; {ONE_GROUP}"
-    yield Departure(GATHER_F, passes * groups - units, passes * (once + wider) - once, reason)
-
-
-def _gradients(work: Work, layout: Layout) -> Iterator[Departure]:
-    planned = [c for c in collectives(work, layout) if _key(c) == SCATTER]
-    passes = layout.micro_batches(work.batch) if scatters_each_pass(layout) else 1
-    yield Departure(SCATTER, passes * _groups(work.model) - sum(c.calls for c in planned), 0.0, ONE_GROUP)
-
-
-def _groups(model: ModelSpec) -> int:
-    """That are gathered and scattered together: blocks, their routers, and one for the rest."""
-    return blocks(model) + model_parts(model).routed_layers + 1
-
-
-def _units(model: ModelSpec) -> int:
-    """The same as planned: blocks, their experts, embedding, head with the last norm."""
-    return blocks(model) + model_parts(model).routed_layers + 2
-
-
-def _root_parameters(work: Work, layout: Layout) -> float:
-    parts = model_parts(work.model)
-    return (parts.embedding + parts.head) / layout.tp + parts.ends

@@ -11,8 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
-from headway.formulas.stages import chunk_blocks
-from headway.plan.step.shares import model_parts
+from headway.plan.step.shares import model_parts, stage_kinds
 from headway.plan.work import Layout, Pipeline
 from headway.recipe.spec import ModelSpec
 
@@ -35,7 +34,7 @@ class Stage:
 def stages(model: ModelSpec, pp: int, virtual: int, tp: int, ep: int) -> tuple[Stage, ...]:
     """Every stage, in order."""
     layout = Layout(pp=pp, virtual=virtual, tp=tp, ep=ep)
-    return tuple(_stage(model, layout, rank, kinds) for rank, kinds in enumerate(_kinds(model, layout)))
+    return tuple(_stage(model, layout, rank, kinds) for rank, kinds in enumerate(stage_kinds(model, pp, virtual)))
 
 
 @lru_cache(maxsize=4096)
@@ -57,23 +56,10 @@ def chunks_alive(layout: Layout, stage: int, micro_batches: int) -> int:
     return min(m, pp - stage)
 
 
-def _kinds(model: ModelSpec, layout: Layout) -> list[tuple[int, int]]:
-    """Blocks without and with experts of every stage."""
-    chunks = chunk_blocks(model, layout.pp * layout.virtual)
-    routed = [model.has_experts(min(at, model.layers - 1)) for at in range(sum(chunks))]
-    found, first = [(0, 0)] * layout.pp, 0
-    for chunk, size in enumerate(chunks):
-        with_experts = sum(routed[first : first + size])
-        dense, sparse = found[chunk % layout.pp]
-        found[chunk % layout.pp] = (dense + size - with_experts, sparse + with_experts)
-        first += size
-    return found
-
-
 def _stage(model: ModelSpec, layout: Layout, rank: int, kinds: tuple[int, int]) -> Stage:
     parts, (dense, routed) = model_parts(model), kinds
     is_last = rank == layout.pp - 1
-    ends = parts.embedding / layout.tp if rank == 0 else 0.0
+    ends = parts.embedding / layout.tp + parts.positions if rank == 0 else 0.0
     if is_last:
         copied = model.vocabulary * model.width if layout.pp > 1 else 0
         ends += (parts.head or copied) / layout.tp + parts.ends

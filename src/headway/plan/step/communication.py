@@ -262,6 +262,7 @@ def _expert_parallel(work: Work, layout: Layout) -> Iterator[Collective]:
     yield one("dispatch to experts", Phase.FORWARD, there)
     yield one("combine from experts", Phase.FORWARD)
     if layout.recompute is Recompute.FULL:
+        yield one("tokens per expert, recomputed", Phase.BACKWARD, 8.0 * experts.experts)
         yield one("dispatch to experts, recomputed", Phase.BACKWARD, there)
         yield one("combine from experts, recomputed", Phase.BACKWARD)
     yield one("dispatch of gradients", Phase.BACKWARD)
@@ -334,7 +335,7 @@ def _units(work: Work, layout: Layout) -> Iterator[_Unit]:
     if routed:
         yield _Unit("blocks with experts", parts.routed.dense(model, layout), routed, 1, "")
         yield _Unit("experts", parts.routed.routed(layout), routed, layout.ep, "")
-    yield _Unit("embedding", parts.embedding / layout.tp, 1, 1, "first")
+    yield _Unit("embedding", parts.embedding / layout.tp + parts.positions, 1, 1, "first")
     copied = parts.embedding if model.tied_embeddings and layout.pp > 1 else 0
     name = "head and last norm" if parts.head or copied else "last norm"
     yield _Unit(name, (parts.head or copied) / layout.tp + parts.ends, 1, 1, "last")

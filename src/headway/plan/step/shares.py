@@ -50,6 +50,7 @@ class ModelParts:
     routed: Parts
     routed_layers: int
     embedding: int
+    positions: int  # a learned table, on every tensor rank whole
     head: int  # 0: tied
     ends: int  # other parameters of the end stages: norms, projections of mtp heads
 
@@ -69,11 +70,13 @@ def model_parts(model: ModelSpec) -> ModelParts:
     last = f"layers.{model.layers - 1}."
     in_mtp = sum(s.count for s in shapes if s.name.startswith("mtp.")) - model.mtp_layers * _total(shapes, last)
     around = sum(s.count for s in shapes if not s.name.startswith(("layers.", "mtp.")))
+    positions = _total(shapes, "positions.")
     return ModelParts(
         dense=_parts(s for s in shapes if dense and s.name.startswith(f"layers.{dense[0]}.")),
         routed=_parts(s for s in shapes if routed and s.name.startswith(f"layers.{routed[0]}.")),
         routed_layers=len(routed) + (model.mtp_layers if model.has_experts(model.layers - 1) else 0),
-        embedding=named[Role.EMBEDDING],
+        embedding=named[Role.EMBEDDING] - positions,
+        positions=positions,
         head=named[Role.HEAD],
         ends=around - sum(named.values()) + in_mtp,
     )
@@ -93,8 +96,24 @@ def busiest_blocks(model: ModelSpec, layout: Layout) -> int:
 
 
 def routed_blocks(model: ModelSpec, layout: Layout) -> int:
-    """Of the busiest rank's blocks, those with experts: they are spread evenly, or fill the later stages."""
-    return min(busiest_blocks(model, layout), -(-model_parts(model).routed_layers // layout.pp))
+    """Of the busiest rank's blocks, those with experts; of several such ranks, of the one that has most."""
+    if model.experts is None or layout.pp == 1:
+        return model_parts(model).routed_layers
+    return max(stage_kinds(model, layout.pp, layout.virtual), key=lambda kinds: (sum(kinds), kinds[1]))[1]
+
+
+@lru_cache(maxsize=4096)
+def stage_kinds(model: ModelSpec, pp: int, virtual: int) -> tuple[tuple[int, int], ...]:
+    """Blocks without and with experts of every pipeline rank; those of heads for further tokens are like the last."""
+    chunks = chunk_blocks(model, pp * virtual)
+    routed = [model.has_experts(min(at, model.layers - 1)) for at in range(sum(chunks))]
+    found, first = [(0, 0)] * pp, 0
+    for chunk, size in enumerate(chunks):
+        with_experts = sum(routed[first : first + size])
+        dense, sparse = found[chunk % pp]
+        found[chunk % pp] = (dense + size - with_experts, sparse + with_experts)
+        first += size
+    return tuple(found)
 
 
 def rank_parameters(model: ModelSpec, layout: Layout) -> tuple[float, float]:
@@ -103,7 +122,7 @@ def rank_parameters(model: ModelSpec, layout: Layout) -> tuple[float, float]:
     routed = routed_blocks(model, layout)
     dense = (have - routed) * parts.dense.dense(model, layout) + routed * parts.routed.dense(model, layout)
     if layout.pp == 1:
-        dense += (parts.embedding + parts.head) / layout.tp + parts.ends
+        dense += (parts.embedding + parts.head) / layout.tp + parts.positions + parts.ends
     return dense, routed * parts.routed.routed(layout)
 
 

@@ -2,9 +2,11 @@
 
     layers   two depths that differ by one period of the model's pattern      ->  the rest by the difference between them
     passes   the first micro-batch of a step, one between, the last           ->  the rest as the one between
+             of a pipeline as many as it has ranks, and a round more          ->  the rest by the difference between them
 
-Both are counted, not estimated: each layer, and each pass between, does what its neighbour does. A model of few layers is run
-whole. Sums over ranks behind the backward pass (norm, losses) are read by the host: they are named, not run.
+All is counted, not estimated: each layer, and each pass between, does what its neighbour does. A model of few layers is run
+whole, and so are the layers of a pipeline's rank. Sums over ranks behind the backward pass (norm, losses) are read by the host:
+they are named, not run.
 """
 
 from __future__ import annotations
@@ -22,20 +24,23 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from headway.base.errors import ConfigError
 from headway.model.context import Context, make_context
-from headway.model.objective import training_sums
+from headway.model.objective import MicroBatch, MicroBatches, training_sums
 from headway.parallel.group import pretend
 from headway.parallel.mesh import Axes, Mesh
-from headway.parallel.model import ShardedModel
-from headway.parallel.state import LocalParts
+from headway.parallel.stages import TAKES_CHUNKS, equal_rounds
 from headway.recipe.engine_layouts import Sizes, Task, refused
 from headway.recipe.spec import ModelSpec, Spec
+from headway.train.dryrun.pipelined import PipelineOfShapes
 from headway.train.dryrun.seen import Exchange, Tally, Watch
+from headway.train.dryrun.shapes import ShapesOnly
 
 RUN_WHOLE_LAYERS = 4
 """A model of no more layers is run as it is."""
-MOMENTS, FLOAT32_BYTES, SCATTER = 2, 4, "reduce_scatter"
+MOMENTS, FLOAT32_BYTES = 2, 4
 NOT_RUN = {"gradient norm": 8, "losses": 32}
 """Sums behind the backward pass, bytes each: float64, one and four of them."""
+EVEN = "every expert gets as many tokens"
+"""Which only values would tell (``model/shape_only.py``)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,18 +52,16 @@ class Request:
     stage: int = 0
     micro_batch: int = 1
     passes: int = 1
+    pipeline_stage: int = 0
 
+    @property
+    def rank(self) -> int:
+        """The first of the stage."""
+        return self.pipeline_stage * (self.axes.world // self.axes.pp)
 
-class ShapesOnly(ShardedModel):
-    """The model of a rank, without memory: nothing is filled."""
-
-    def _initialise(self, seed: int) -> None:
-        """There is nothing to fill."""
-
-    def allocate(self) -> None:
-        """Under a FakeTensorMode: tensors that have sizes only."""
-        self.decoder.to_empty(device="cpu")
-        self.parts = LocalParts(self.mesh.stage, self.decoder)
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.micro_batch, self.spec.stages[self.stage].sequence_length
 
 
 def dry_run(request: Request) -> dict[str, Any]:
@@ -67,24 +70,34 @@ def dry_run(request: Request) -> dict[str, Any]:
     problems = refused(Task.of(request.spec)[request.stage], Sizes.of(request.axes))
     if problems:
         raise ConfigError(problems)
-    with pretend(0, request.axes.world):
-        depths = _depths(request.spec.model)
-        runs = [_run(request, layers) for layers in depths]
-    at = depths[-1]
-    step = runs[-1] if len(runs) == 1 else _extended(runs, depths, request.spec.model.layers)
+    model = request.spec.model
+    depths = _depths(model) if request.axes.pp == 1 else (model.layers,)
+    rounds = _rounds(request)
+    at_once = 1 if request.axes.pp == 1 else rounds[0]
+    with pretend(request.rank, request.axes.world):
+        if request.axes.pp > 1:
+            runs = [_run_pipeline(request, count) for count in rounds]
+            step = runs[0] if len(runs) == 1 else _extended(runs, rounds, request.passes)
+        else:
+            runs = [_run(request, layers) for layers in depths]
+            step = runs[0] if len(runs) == 1 else _extended(runs, depths, model.layers)
     return {
         "kind": "dryrun",
         "schema_version": 1,
         "world": request.axes.world,
+        "rank": request.rank,
         "layers_run": list(depths),
         "layers": request.spec.model.layers,
-        "passes_run": min(3, request.passes),
+        "passes_run": list(rounds),
         "passes": request.passes,
         "exchanges": [asdict(exchange) | {"calls": calls} for exchange, calls in step.exchanges.items()],
         "not_run": NOT_RUN if request.axes.world > 1 else {},
-        "order": {"layers": at, "first_pass": _order(runs[-1].order)},
+        "assumed": [EVEN] if request.spec.model.experts is not None else [],
+        "order": {"layers": depths[-1], "passes": at_once, "seen": _order(runs[0 if at_once > 1 else -1].order)},
         "parameters": step.parameters,
-        "state_bytes": _state_bytes(step, request),
+        "state_bytes": _state_bytes(
+            step, summed=(request.passes > 1 and not request.axes.scatters_each_pass) or request.axes.pp > 1
+        ),
         "flops": dict(step.flops),
         "attention_flops": dict(step.attention_flops),
         "seconds": round(time.monotonic() - began, 2),
@@ -102,29 +115,33 @@ class _Step:
     parameters: int
 
 
-def _state_bytes(step: _Step, request: Request) -> dict[str, int]:
-    """Float32. Where gradients are not scattered behind each micro-batch, those of several are summed whole until the last."""
-    whole = sum(calls * one.payload_bytes for one, calls in step.exchanges.items() if one.kind == SCATTER and "dp" in one.axis)
-    are_whole = request.passes > 1 and whole and not request.axes.scatters_each_pass
-    gradients = whole if are_whole else FLOAT32_BYTES * step.parameters
+def _state_bytes(step: _Step, *, summed: bool) -> dict[str, int]:
+    """Float32. Gradients that are ``summed`` over micro-batches are whole until they are scattered behind the last."""
+    whole = FLOAT32_BYTES * step.parameters
+    gradients = whole
+    if summed:  # what is scattered is whole before; what one rank has alone stays as it is
+        scattered = [(calls * one.payload_bytes, one.group) for one, calls in step.exchanges.items() if _is_scatter(one)]
+        gradients += sum(size - size // ranks for size, ranks in scattered)
     return {
-        "weights": FLOAT32_BYTES * step.parameters,
+        "weights": whole,
         "gradients until they are scattered": gradients,
-        "moments": MOMENTS * FLOAT32_BYTES * step.parameters,
+        "moments": MOMENTS * whole,
     }
+
+
+def _is_scatter(one: Exchange) -> bool:
+    """Of gradients to those that share states."""
+    return (one.axis, one.kind) == ("dp_shard", "reduce_scatter")
 
 
 def _run(request: Request, layers: int) -> _Step:
     """At a depth of ``layers``."""
-    spec, stage = replace(request.spec.model, layers=layers), request.spec.stages[request.stage]
     mesh = Mesh(request.axes, "cpu")
     mesh.device = "meta"
+    spec = replace(request.spec.model, layers=layers)
     model = ShapesOnly(spec, request.spec.precision, request.spec.seed, mesh)
     mesh.device = "cpu"
-    shape = (request.micro_batch, stage.sequence_length)
-    position_BT = torch.arange(shape[1]).expand(shape).contiguous()
-    document_BT, z_weight = torch.zeros(shape, dtype=torch.long), request.spec.stability.z_loss
-    context = make_context(position_BT, document_BT, spec, stage.rope, model.dtype, model.ranks)
+    context, z_weight, shape = _context(request, model), request.spec.stability.z_loss, request.shape
     with FakeTensorMode(allow_non_fake_inputs=True):
         model.allocate()
         parameters = sum(part.numel() for part in model.parts.local.values())
@@ -140,6 +157,47 @@ def _run(request: Request, layers: int) -> _Step:
     return total
 
 
+def _context(request: Request, model: ShapesOnly | PipelineOfShapes) -> Context:
+    """Of whole rows of one document."""
+    position_BT = torch.arange(request.shape[1]).expand(request.shape).contiguous()
+    document_BT, rope = torch.zeros(request.shape, dtype=torch.long), request.spec.stages[request.stage].rope
+    return make_context(position_BT, document_BT, model.spec, rope, model.dtype, model.ranks)
+
+
+def _run_pipeline(request: Request, passes: int) -> _Step:
+    """Of ``passes`` micro-batches."""
+    mesh, watch, spec = Mesh(request.axes, "cpu"), Watch(request.axes), request.spec
+    mesh.device = "meta"
+    model = PipelineOfShapes(spec.model, spec.precision, spec.seed, mesh)
+    mesh.device = "cpu"
+    context = _context(request, model)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        model.allocate(watch)
+        tokens_BT = torch.zeros(request.shape, dtype=torch.long)
+        micro = MicroBatch(tokens_BT, tokens_BT, context)
+        work = MicroBatches(passes, lambda place: micro, spec.stability.z_loss, tokens_BT.numel() * passes)
+        with watch, watch.phase("forward"):
+            model.run(work, lambda sums: None)
+        with watch, watch.phase("step"):
+            model.take_gradients()
+    parameters = sum(part.numel() for part in model.parts.local.values())
+    tally = watch.tally
+    return _Step(tally.exchanges, tally.flops, tally.attention_flops, tally.order, parameters)
+
+
+def _rounds(request: Request) -> tuple[int, ...]:
+    """Numbers of micro-batches that are run."""
+    axes, passes = request.axes, request.passes
+    if axes.pp == 1:
+        return (min(3, passes),)
+    if equal_rounds(passes, axes) != passes:
+        seen, rule = f"{passes} micro-batches of a step over pp {axes.pp}", "chunks pass in rounds of equal length"
+        raise ConfigError(seen, rule, f"a batch of {equal_rounds(passes, axes)} micro-batches, which a run fills it up to")
+    step = axes.pp if axes.pipeline in TAKES_CHUNKS else 1
+    few = axes.pp + (passes - axes.pp) % step
+    return (few, few + step) if few + step < passes else (passes,)
+
+
 def _passes(count: int) -> list[tuple[bool, int]]:
     """(whether it is the last, how many are like it), in order."""
     if count < 3:
@@ -152,9 +210,9 @@ def _pass(model: ShapesOnly, context: Context, z_weight: float, shape: tuple[int
     watch = Watch(model.mesh.axes)
     tokens_BT, targets_BT = torch.zeros(shape, dtype=torch.long), torch.zeros(shape, dtype=torch.long)
     model.begin_micro_batch(is_last=is_last)
-    with watch.phase("forward"):
+    with watch, watch.phase("forward"):
         sums = training_sums(model, tokens_BT, targets_BT, context, z_weight)
-    with watch.phase("backward"):
+    with watch, watch.phase("backward"):
         (sums.objective_sum / tokens_BT.numel()).backward()
     return watch.tally
 
@@ -171,7 +229,7 @@ def _depths(model: ModelSpec) -> tuple[int, ...]:
 
 
 def _extended(runs: list[_Step], depths: tuple[int, ...], layers: int) -> _Step:
-    """Every count grows by the same number from period to period."""
+    """Every count grows by the same number from period to period (of layers), or from round to round (of micro-batches)."""
     (few, more), times = runs, (layers - depths[0]) // (depths[1] - depths[0])
     extend: Callable[[Counter, Counter], Counter] = lambda a, b: Counter(  # noqa: E731
         {key: a[key] + times * (b[key] - a[key]) for key in a.keys() | b.keys()}

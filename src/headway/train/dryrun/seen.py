@@ -1,17 +1,23 @@
 """Every exchange between ranks and every product, as they are dispatched: what a rank does, in order.
 
 exchange   axis (which coordinates of the mesh its ranks differ in), kind, bytes of the whole logical message
-           all_gather: what is gathered; reduce_scatter, all_reduce: what is summed; all_to_all: what one rank hands out
-product    FLOPs, 2 per multiplication and addition; attention with half of the square where it is causal
+           all_gather: what is gathered; reduce_scatter, all_reduce: what is summed; all_to_all: what one rank hands out;
+           send, recv: one message
+product    FLOPs, 2 per multiplication and addition; attention with what a causal edge leaves of its scores, all under a mask
+
+Groups of several axes may have the same ranks, so who asks tells the axis: what shares states (FSDP2) works in place, in torch's
+namespace c10d, over dp_shard x cp as a whole, named dp_shard; what the model's own modules exchange is functional, and
+all-to-all is between experts.
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -19,15 +25,18 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from headway.model import attention
+from headway.model.context import Visible
 from headway.parallel.mesh import AXES, Axes
 
-KINDS = {"gather": "all_gather", "reduce_scatter": "reduce_scatter", "reduce": "all_reduce", "all_to_all": "all_to_all"}
+KINDS = {"gather": "all_gather", "reduce": "all_reduce", "alltoall": "all_to_all", "recv_": "recv"}
 """By a part of the operator's name; the first that fits."""
-NAMES = ("reduce_scatter", "all_to_all", "alltoall", "gather", "reduce")
-PRODUCTS = ("mm", "bmm", "addmm", "_grouped_mm")
-ATTENTION = "scaled_dot_product"
-BACKWARD_ATTENTION = 2.5
-"""Of forward: the scores again, and four products with gradients, for two."""
+NAMES = ("reduce_scatter", "all_to_all", "alltoall", "gather", "reduce", "send", "recv_")
+PRODUCTS = ("mm", "addmm", "_grouped_mm")
+"""With weights; those of attention are counted where it is called."""
+STATES, SHARDS, MESSAGES = "c10d", ("cp", "dp_shard x cp"), ("send", "recv")
+FLASH_BACKWARD, PLAIN_BACKWARD = 2.5, 2.0
+"""Of forward: four products with gradients for two, and in a kernel that keeps no scores these again."""
 
 
 @dataclass(frozen=True)
@@ -52,40 +61,65 @@ class Tally:
 
 
 class Watch(TorchDispatchMode):
-    """``with watch.phase("forward"): ...``"""
+    """``with watch: with watch.phase("forward"): ...``; what autograd runs is of the backward pass in any case."""
 
     def __init__(self, axes: Axes):
         super().__init__()
         self._axes = axes
         self._groups: dict[str, str] = {}
-        self.tally, self._phase = Tally(), ""
+        self._sent: dict[int, str] = {}
+        self.tally, self._named = Tally(), ""
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        self._phase = name
-        with self:
+        before, self._named = self._named, name
+        try:
             yield
+        finally:
+            self._named = before
+
+    def __enter__(self) -> Watch:
+        self._attention = _attention_told(self.attended)
+        self._attention.__enter__()
+        super().__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        self._attention.__exit__(*error)
+
+    @property
+    def _phase(self) -> str:
+        return "backward" if torch._C._current_graph_task_id() != -1 else self._named
+
+    def send(self, operations: list[dist.P2POp], phase: str) -> list[dist.P2POp]:
+        """Notes what these tensors belong to, until they are sent."""
+        self._sent |= {id(one.tensor): phase for one in operations}
+        return operations
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         out = func(*args, **(kwargs or {}))
         name = func._schema.name.partition("::")[2]
-        if func.namespace in ("c10d", "_c10d_functional"):
-            self._exchange(name, args, out)
+        if func.namespace in (STATES, "_c10d_functional"):
+            self._exchange(name, args, out, of_states=func.namespace == STATES)
         elif func.namespace == "aten":
             self._product(name, args, out)
         return out
 
-    def _exchange(self, name: str, args: tuple, out: Any) -> None:
+    def _exchange(self, name: str, args: tuple, out: Any, *, of_states: bool) -> None:
         part = next((part for part in NAMES if part in name), None)
         if part is None:  # waits, barriers
             return
-        kind = KINDS["all_to_all" if part == "alltoall" else part]
+        kind = KINDS.get(part, part)
         group = next(found for found in map(_group, args) if found is not None)
         if group.size() == 1:
             return
         tensors = [x for x in tree_leaves((args, out)) if isinstance(x, Tensor)]
         payload = max(x.numel() * x.element_size() for x in tensors)
-        seen = Exchange(self._axis(group), kind, self._phase, group.size(), payload)
+        axis = "ep" if kind == "all_to_all" else self._axis(group)
+        axis = "dp_shard" if of_states and axis in SHARDS else axis
+        phase = self._sent.pop(id(tensors[0]), self._phase) if kind in MESSAGES else self._phase
+        seen = Exchange(axis, kind, phase, group.size(), payload)
         self.tally.exchanges[seen] += 1
         self.tally.order.append(seen)
 
@@ -101,21 +135,41 @@ class Watch(TorchDispatchMode):
         if name in PRODUCTS:
             inner = args[1].shape[-1] if name == "addmm" else args[0].shape[-1]
             self.tally.flops[self._phase] += 2 * _grouped(args, out, inner) if name == "_grouped_mm" else 2 * out.numel() * inner
-        elif ATTENTION in name:
-            self.tally.attention_flops[self._phase] += _attention(name, args)
+
+    def attended(self, flops: int) -> None:
+        self.tally.attention_flops[self._phase] += flops
+
+
+@contextlib.contextmanager
+def _attention_told(count: Callable[[int], None]) -> Iterator[None]:
+    """Whichever way this machine takes inside attention: FLOPs at once, and those of its gradients when these are taken."""
+    inside = attention.attend_sdpa
+
+    def attend(q: Tensor, k: Tensor, v: Tensor, visible: Visible, softcap: float | None = None) -> Tensor:
+        out, flops = inside(q, k, v, visible, softcap), _attention_flops(q, v, visible, softcap)
+        count(flops)
+        if out.requires_grad:
+            backward = FLASH_BACKWARD if softcap is None else PLAIN_BACKWARD
+            out.register_hook(lambda _: count(int(backward * flops)))
+        return out
+
+    with mock.patch.object(attention, "attend_sdpa", attend):
+        yield
+
+
+def _attention_flops(q_BsHE: Tensor, v_BTKV: Tensor, visible: Visible, softcap: float | None) -> int:
+    """Of a query the keys before it, by kernels that know this edge; under a mask, which none looks into, all of the row."""
+    B, queries, H, E = q_BsHE.shape
+    met = 2 * queries * v_BTKV.shape[1]
+    if softcap is None and visible.is_causal:
+        runs = [(part.stop - part.start, column) for part, column in visible.columns.pieces()]
+        met = sum(2 * count * (column + count) - count * count for count, column in runs)
+    return B * H * met * (E + v_BTKV.shape[-1])
 
 
 def _grouped(args: tuple, out: Tensor, inner: int) -> int:
     """Rows by experts, or, of gradients by weights, rows summed over."""
     return out.numel() * inner if out.dim() == 2 else out.shape[-1] * out.shape[-2] * inner
-
-
-def _attention(name: str, args: tuple) -> int:
-    """Of causal scores, half of the square."""
-    backward = "backward" in name
-    q, k, v = args[1:4] if backward else args[:3]
-    square = q.shape[0] * q.shape[1] * q.shape[2] * k.shape[2] * (q.shape[-1] + v.shape[-1])
-    return int(square * (BACKWARD_ATTENTION if backward else 1.0))
 
 
 def _group(argument: Any) -> dist.ProcessGroup | None:
