@@ -31,7 +31,10 @@ VERBS: dict[str, str] = {
 }
 """Verb -> where its function stands; its docstring is its help. Those of ``GROUPS`` have verbs of their own."""
 
-DATA_VERBS: dict[str, str] = {"build": "headway.cli.data:build"}
+DATA_VERBS: dict[str, str] = {
+    "build": "headway.cli.data:build",
+    "verify": "headway.cli.data_verify:verify",
+}
 
 PLAN_VERBS: dict[str, str] = {
     "compare": "headway.cli.plan_compare:compare",
@@ -73,7 +76,9 @@ def build_app() -> App:
 
     common = house_style()
     app = App(name="headway", help=HELP, help_epilogue=EPILOGUE, **common)
-    data = App(name="data", help="Build the data of a recipe.", sort_key=1, help_epilogue="", **common)
+    data = App(
+        name="data", help="Build the data of a recipe, and look into what was built.", sort_key=1, help_epilogue="", **common
+    )
     about = "List, verify, show, compare, prune, keep and convert checkpoints."
     checkpoint = App(name="checkpoint", help=about, sort_key=9, help_epilogue="", **common)
     about = "Tune hyperparameters on a small model and carry them to a wide one (muP)."
