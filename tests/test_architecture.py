@@ -77,7 +77,14 @@ HELP = [
 
 @pytest.mark.parametrize(
     "arguments",
-    [*HELP, ["data", "build", "--help"], ["data", "verify", "--help"], ["plan", "demo"], ["plan", "demo", "--json"]],
+    [
+        *HELP,
+        ["data", "build", "--help"],
+        ["data", "verify", "--help"],
+        ["data", "show", "--help"],
+        ["plan", "demo"],
+        ["plan", "demo", "--json"],
+    ],
     ids=" ".join,
 )
 def test_desk_verbs_run_without_torch(arguments, tmp_path):

@@ -67,6 +67,7 @@ def lines(found: Any) -> Iterator[str]:
     from headway.base.digests import short
     from headway.base.units import format_bytes
     from headway.cli.output import table
+    from headway.data.inspect.terminal import one_line
 
     groups: dict[tuple[str, str], list[Any]] = {}
     for file in found.files:
@@ -74,7 +75,7 @@ def lines(found: Any) -> Iterator[str]:
     rows = [
         [
             what,
-            part,
+            one_line(part),
             f"{len(files):,}",
             format_bytes(sum(file.bytes for file in files)),
             f"{bad:,} DAMAGED" if (bad := sum(bool(file.damages) for file in files)) else "whole",
@@ -85,7 +86,7 @@ def lines(found: Any) -> Iterator[str]:
     yield ""
     for file in found.files:
         yield from damage_lines(file.damages)
-    yield from (f"{name}: the manifest does not name it; no run reads it" for name in found.unlisted)
+    yield from (f"{one_line(name, 200)}: the manifest does not name it; no run reads it" for name in found.unlisted)
     damaged = sum(bool(file.damages) for file in found.files)
     if damaged:
         yield f"{damaged:,} of {len(found.files):,} files damaged: restore them from a copy, or build the data again elsewhere"

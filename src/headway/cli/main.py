@@ -34,6 +34,7 @@ VERBS: dict[str, str] = {
 DATA_VERBS: dict[str, str] = {
     "build": "headway.cli.data:build",
     "verify": "headway.cli.data_verify:verify",
+    "show": "headway.cli.data_show:show",
 }
 
 PLAN_VERBS: dict[str, str] = {
