@@ -35,6 +35,7 @@ DATA_VERBS: dict[str, str] = {
     "build": "headway.cli.data:build",
     "verify": "headway.cli.data_verify:verify",
     "show": "headway.cli.data_show:show",
+    "diff": "headway.cli.data_diff:diff",
 }
 
 PLAN_VERBS: dict[str, str] = {
