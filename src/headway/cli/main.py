@@ -36,6 +36,7 @@ DATA_VERBS: dict[str, str] = {
     "verify": "headway.cli.data_verify:verify",
     "show": "headway.cli.data_show:show",
     "diff": "headway.cli.data_diff:diff",
+    "audit": "headway.cli.data_audit:audit",
 }
 
 PLAN_VERBS: dict[str, str] = {

@@ -201,6 +201,15 @@ class TokenReader:
         """The windows at ``positions``, in that order."""
         return _batch(self._training, positions.source, positions.token, sequence_length)
 
+    def training_blocks(self, source: int) -> Iterator[np.ndarray]:
+        """All training tokens of a source in order, a verified block at a time."""
+        for shard in self._training[source].shards:
+            step = BLOCK_BYTES // shard.tokens.itemsize
+            for first in range(0, shard.entry.tokens, step):
+                last = min(first + step, shard.entry.tokens)
+                shard.touch(first, last)
+                yield shard.tokens[first:last]
+
     def documents(self, source: int, start: int, end: int) -> list[DocumentSpan]:
         """The documents of a source's training tokens that have a token in [start, end)."""
         return self._training[source].spans(start, end)
