@@ -98,10 +98,10 @@ def build_app() -> App:
     return app
 
 
-def import_verbs(app: App) -> None:
-    """Lists of verbs show each one's first line, and a mistyped verb the nearest: both need all of them."""
+def import_verbs(app: App, group: str) -> None:
+    """Lists of verbs show each one's first line, and a mistyped verb the nearest: both need all that could stand there."""
     app.resolved_commands()
-    for group in GROUPS:
+    if group in GROUPS:
         app[group].resolved_commands()
 
 
@@ -112,7 +112,7 @@ def invoke(arguments: Sequence[str]) -> int:
     if group in GROUPS and verb in ("--help", "-h"):
         app[group].resolved_commands()  # it lists verbs of its own
     elif group not in VERBS and verb not in GROUPS.get(group, ()):
-        import_verbs(app)
+        import_verbs(app, group)
     code = app(list(arguments), exit_on_error=False, print_error=False, result_action="return_value")
     sys.stdout.flush()  # here, so that a closed pipe is met inside the guard
     return EXIT_OK if code is None else code
