@@ -17,7 +17,7 @@ IN_FULL = 4
 
 
 def show(
-    place: Annotated[Path, Parameter(help="A run directory; or a data directory, with --recipe.")],
+    run: Annotated[Path, Parameter(help="A run directory; or a data directory, with --recipe.")],
     step: Annotated[int | None, Parameter(help="A step, from 1, as the records of a run count them.")] = None,
     /,
     *,
@@ -58,7 +58,7 @@ def show(
     from headway.cli.output import say
 
     _refuse_contradictions(step, stage, index, sequence, replica)
-    opened = opened_run(place, segment) if recipe is None else opened_data(place, recipe, overrides, segment)
+    opened = opened_run(run, segment) if recipe is None else opened_data(run, recipe, overrides, segment)
     if overrides and recipe is None:
         raise ConfigError("--set without --recipe", "a run has its own spec, which nothing changes", "leave --set out")
     found = selected(opened, step, stage, index, sequence, _replica_of(replica))
@@ -269,8 +269,9 @@ def lines(opened: Opened, found: Selected, full: int, tokens: bool) -> Iterator[
 
     yield from heading_lines(opened, found)
     yield ""
-    titles = ["row", "u", "source", "epoch", "chunk", "window", "first token", "documents", ""]
-    yield from table(titles, [row(sequence) for sequence in found.sequences], left=(2, 8))
+    titles = ["row", "u", "source", "epoch", "chunk", "window", "first token", "documents"]
+    titles += ["filling"] if found.replica else []
+    yield from table(titles, [row(sequence)[: len(titles)] for sequence in found.sequences], left=(2, 8))
     for sequence in found.sequences[:full]:
         yield ""
         yield from sequence_lines(sequence, tokens)
@@ -311,7 +312,7 @@ def row(sequence: Any) -> list[str]:
         f"{place.window:,} of {place.windows:,}",
         f"{place.first_token:,}",
         f"{len(sequence.pieces):,}",
-        "fills the replica" if sequence.padding else "",
+        "yes" if sequence.padding else "",
     ]
 
 
