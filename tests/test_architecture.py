@@ -76,7 +76,16 @@ HELP = [
 
 
 @pytest.mark.parametrize(
-    "arguments", [*HELP, ["data", "build", "--help"], ["plan", "demo"], ["plan", "demo", "--json"]], ids=" ".join
+    "arguments",
+    [
+        *HELP,
+        ["data", "build", "--help"],
+        ["data", "verify", "--help"],
+        ["data", "show", "--help"],
+        ["plan", "demo"],
+        ["plan", "demo", "--json"],
+    ],
+    ids=" ".join,
 )
 def test_desk_verbs_run_without_torch(arguments, tmp_path):
     done = python(RUN_CLI, *arguments, cwd=tmp_path)

@@ -63,7 +63,7 @@ def steps_left(run):
 
 def test_every_verb_of_the_group_is_there():
     app = build_app()
-    import_verbs(app)
+    import_verbs(app, "checkpoint")
     assert set(CHECKPOINT_VERBS) <= set(app["checkpoint"].resolved_commands())
 
 

@@ -125,7 +125,7 @@ def test_a_recipe_called_compare_is_reached_by_its_file(capsys):
 
 def test_every_verb_of_the_group_is_there():
     app = build_app()
-    import_verbs(app)
+    import_verbs(app, "plan")
     assert set(PLAN_VERBS) <= set(app["plan"].resolved_commands())
 
 

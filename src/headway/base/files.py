@@ -59,9 +59,14 @@ def write_atomic(path: Path, data: bytes) -> None:
         raise from_os_error(error, path, "cannot write") from error
 
 
+def indented_json(value: Any) -> bytes:
+    """As ``write_json`` writes it."""
+    return (json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n").encode()
+
+
 def write_json(path: Path, value: Any) -> None:
     """Atomic JSON, indented for people."""
-    write_atomic(path, (json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n").encode())
+    write_atomic(path, indented_json(value))
 
 
 def create_exclusive(path: Path, data: bytes) -> bool:

@@ -31,7 +31,13 @@ VERBS: dict[str, str] = {
 }
 """Verb -> where its function stands; its docstring is its help. Those of ``GROUPS`` have verbs of their own."""
 
-DATA_VERBS: dict[str, str] = {"build": "headway.cli.data:build"}
+DATA_VERBS: dict[str, str] = {
+    "build": "headway.cli.data:build",
+    "verify": "headway.cli.data_verify:verify",
+    "show": "headway.cli.data_show:show",
+    "diff": "headway.cli.data_diff:diff",
+    "audit": "headway.cli.data_audit:audit",
+}
 
 PLAN_VERBS: dict[str, str] = {
     "compare": "headway.cli.plan_compare:compare",
@@ -73,7 +79,9 @@ def build_app() -> App:
 
     common = house_style()
     app = App(name="headway", help=HELP, help_epilogue=EPILOGUE, **common)
-    data = App(name="data", help="Build the data of a recipe.", sort_key=1, help_epilogue="", **common)
+    data = App(
+        name="data", help="Build the data of a recipe, and look into what was built.", sort_key=1, help_epilogue="", **common
+    )
     about = "List, verify, show, compare, prune, keep and convert checkpoints."
     checkpoint = App(name="checkpoint", help=about, sort_key=9, help_epilogue="", **common)
     about = "Tune hyperparameters on a small model and carry them to a wide one (muP)."
@@ -90,10 +98,10 @@ def build_app() -> App:
     return app
 
 
-def import_verbs(app: App) -> None:
-    """Lists of verbs show each one's first line, and a mistyped verb the nearest: both need all of them."""
+def import_verbs(app: App, group: str) -> None:
+    """Lists of verbs show each one's first line, and a mistyped verb the nearest: both need all that could stand there."""
     app.resolved_commands()
-    for group in GROUPS:
+    if group in GROUPS:
         app[group].resolved_commands()
 
 
@@ -104,7 +112,7 @@ def invoke(arguments: Sequence[str]) -> int:
     if group in GROUPS and verb in ("--help", "-h"):
         app[group].resolved_commands()  # it lists verbs of its own
     elif group not in VERBS and verb not in GROUPS.get(group, ()):
-        import_verbs(app)
+        import_verbs(app, group)
     code = app(list(arguments), exit_on_error=False, print_error=False, result_action="return_value")
     sys.stdout.flush()  # here, so that a closed pipe is met inside the guard
     return EXIT_OK if code is None else code

@@ -7,7 +7,8 @@
       00-code/held-out/  the same, never trained on
 
 Identity is content: ``digest()`` covers tokens, tokenizer and document ends, and leaves out names of people, licences,
-provenance, versions and time, so the same text gives the same digest on any machine and day.
+provenance, versions and time, so the same text gives the same digest on any machine and day. The file's ``seal`` covers
+those too: a licence that changes on the disk must not go unseen.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ BLOCK_BYTES = 2**20
 """Unit of verification on first touch."""
 
 DTYPES = {"uint16": "<u2", "uint32": "<u4"}
+_SEAL = "seal"
 _NOT_CONTENT = ("licence", "provenance", "dropped", "digest")
 
 
@@ -135,22 +137,58 @@ class DataManifest:
         return next(source for source in self.sources if source.name == name)
 
     def save(self, directory: Path) -> None:
-        write_json(directory / MANIFEST_FILE, self.to_json())
+        content = self.to_json()
+        write_json(directory / MANIFEST_FILE, content | {_SEAL: digest_json(content)})
 
     @staticmethod
     def load(directory: Path) -> DataManifest:
-        path = Path(directory) / MANIFEST_FILE
-        value = read_json(path, "data manifest")
-        if not isinstance(value, dict) or value.get("kind") != "data-manifest" or value.get("schema_version") != 1:
+        return DataManifest.read(Path(directory) / MANIFEST_FILE)
+
+    @staticmethod
+    def read(path: Path) -> DataManifest:
+        """The manifest in a file of any name; what does not match its digests is refused."""
+        value = _read(path)
+        seal = value.pop(_SEAL, None)  # files of older versions have none
+        manifest = _content_of(value, path)
+        if seal is not None and not _agrees(seal, value):
             raise EnvironmentFault(
-                f"{path} is not a data manifest of schema 1", way_out="build the data again: headway data build RECIPE"
-            )
-        manifest = from_plain(DataManifest, value)
-        damaged = [s.name for s in manifest.sources if s.sealed().digest != s.digest]
-        if damaged or manifest.dtype not in DTYPES:
-            raise EnvironmentFault(
-                f"{path} is damaged: sources {damaged or '-'} do not match their digests, dtype {manifest.dtype}",
-                "every source entry carries the digest of its own content",
+                f"{path} is not as it was written: names, licences, provenance, counts or versions have changed",
+                "its seal is the digest of all that it says",
                 "restore the file, or build the data again in another directory",
             )
         return manifest
+
+    @staticmethod
+    def read_content(path: Path) -> DataManifest:
+        """The same where only what is no content may have changed: enough to judge the other files by."""
+        return _content_of({key: part for key, part in _read(path).items() if key != _SEAL}, path)
+
+
+def _read(path: Path) -> dict:
+    value = read_json(path, "data manifest")
+    if not isinstance(value, dict) or value.get("kind") != "data-manifest" or value.get("schema_version") != 1:
+        raise EnvironmentFault(
+            f"{path} is not a data manifest of schema 1", way_out="build the data again: headway data build RECIPE"
+        )
+    return value
+
+
+def _content_of(value: dict, path: Path) -> DataManifest:
+    """Proven by the digests of the sources."""
+    manifest: DataManifest = from_plain(DataManifest, value)
+    damaged = [s.name for s in manifest.sources if not _agrees(s.digest, s.content())]
+    if damaged or manifest.dtype not in DTYPES:
+        raise EnvironmentFault(
+            f"{path} is damaged: sources {damaged or '-'} do not match their digests, dtype {manifest.dtype}",
+            "every source entry carries the digest of its own content",
+            "restore the file, or build the data again in another directory",
+        )
+    return manifest
+
+
+def _agrees(digest: object, content: dict) -> bool:
+    """False too where ``content`` has no digest: numbers that are not finite, text that no UTF-8 can hold."""
+    try:
+        return digest_json(content) == digest
+    except ValueError:
+        return False

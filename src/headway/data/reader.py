@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -37,6 +38,15 @@ class WindowBatch:
     document_BT: np.ndarray
     position_BT: np.ndarray
     source_B: np.ndarray
+
+
+@dataclass(frozen=True)
+class DocumentSpan:
+    """Document ``number`` of its source: tokens [first_token, end_token) of it, document token first."""
+
+    number: int
+    first_token: int
+    end_token: int
 
 
 class _Shard:
@@ -150,6 +160,12 @@ class _Tokens:
         within = np.arange(row.size) - np.repeat(np.cumsum(count) - count, count)
         return row, self.ends[first[row] + within] - start[row]
 
+    def spans(self, start: int, end: int) -> list[DocumentSpan]:
+        """The documents that have a token in [start, end)."""
+        first, last = self.ends.searchsorted([start, end - 1], "right").tolist()
+        borders = [0 if first == 0 else int(self.ends[first - 1]), *self.ends[first : last + 1].tolist()]
+        return [DocumentSpan(first + i, a, b) for i, (a, b) in enumerate(pairwise(borders))]
+
     def verify_all(self) -> None:
         for shard in self.shards:
             shard.verify_all()
@@ -171,15 +187,7 @@ class TokenReader:
     @staticmethod
     def open(directory: Path, spec: Spec) -> TokenReader:
         """The data that ``spec`` was frozen with; other data is refused, whatever its name."""
-        manifest = DataManifest.load(directory)
-        if manifest.digest() != spec.manifest_digest:
-            raise EnvironmentFault(
-                f"{directory} holds other data than the run was frozen with",
-                f"manifest digest: found {manifest.digest()}, frozen {spec.manifest_digest}; "
-                f"differs: {_differing(manifest, spec)}",
-                "put its own data back in that place (a symbolic link will do), or build it again from the same documents",
-            )
-        return TokenReader(directory, manifest)
+        return TokenReader(directory, frozen_manifest(directory, spec))
 
     @property
     def reading(self) -> str:
@@ -204,6 +212,19 @@ class TokenReader:
         """The windows at ``positions``, in that order."""
         return _batch(self._training, positions.source, positions.token, sequence_length)
 
+    def training_blocks(self, source: int) -> Iterator[np.ndarray]:
+        """All training tokens of a source in order, a verified block at a time."""
+        for shard in self._training[source].shards:
+            step = BLOCK_BYTES // shard.tokens.itemsize
+            for first in range(0, shard.entry.tokens, step):
+                last = min(first + step, shard.entry.tokens)
+                shard.touch(first, last)
+                yield shard.tokens[first:last]
+
+    def documents(self, source: int, start: int, end: int) -> list[DocumentSpan]:
+        """The documents of a source's training tokens that have a token in [start, end)."""
+        return self._training[source].spans(start, end)
+
     def held_out_windows(self, source: str, sequence_length: int, tokens: int) -> int:
         """How many held-out windows are scored: whole ones, in order, of at most ``tokens`` targets, at least one."""
         held_out = self._held_out.get(source)
@@ -226,6 +247,18 @@ class TokenReader:
             yield WindowBatch(
                 batch.tokens_BT, batch.targets_BT, batch.document_BT, batch.position_BT, np.full_like(start, number)
             )
+
+
+def frozen_manifest(directory: Path, spec: Spec) -> DataManifest:
+    """The manifest that ``spec`` was frozen with."""
+    manifest = DataManifest.load(directory)
+    if manifest.digest() != spec.manifest_digest:
+        raise EnvironmentFault(
+            f"{directory} holds other data than the run was frozen with",
+            f"manifest digest: found {manifest.digest()}, frozen {spec.manifest_digest}; differs: {_differing(manifest, spec)}",
+            "put its own data back in that place (a symbolic link will do), or build it again from the same documents",
+        )
+    return manifest
 
 
 def _differing(manifest: DataManifest, spec: Spec) -> str:

@@ -59,6 +59,14 @@ class Positions:
 
 
 @dataclass(frozen=True)
+class Share:
+    """A replica's part of a batch: trained indices in its order. The last ``padded`` only fill it and count for nothing."""
+
+    u: np.ndarray
+    padded: int
+
+
+@dataclass(frozen=True)
 class UnreadChunk:
     """What a change of sequence length left behind in the last chunk a source had begun."""
 
@@ -245,6 +253,13 @@ class Stream:
             return np.empty(0, np.int64)
         key = derive_key("ranks", self.spec.data_seed, stage, first_u)
         return first_u + permute(np.arange(start, end), batch_sequences, key)
+
+    def share(self, stage: int, first_u: int, batch_sequences: int, rank: int, world: int) -> Share:
+        """As many as the largest share has: all replicas run the same number of micro-batches, of the same sizes. What is
+        missing is filled with real sequences of the batch (CONTRACTS section 4)."""
+        u = self.rank_sequences(stage, first_u, batch_sequences, rank, world)
+        missing = -(-batch_sequences // world) - len(u)
+        return Share(np.concatenate([u, first_u + np.arange(missing) % batch_sequences]), missing)
 
 
 # --- reports and checks -----------------------------------------------------------------------------------------------

@@ -70,7 +70,9 @@ class Feed:
     def fetch(self, step: int) -> StepBatch:
         place = self.schedule.place(step)
         stage = self.schedule.spec.stages[place.stage]
-        u, padded = self._sequences(place)
+        replica = self.replica
+        share = self.stream.share(place.stage, place.first_sequence, place.batch_sequences, replica.index, replica.count)
+        u = share.u
         positions = self.stream.locate(place.stage, u)
         size = self.micro_sequences(stage.sequence_length)
         micro_batches = tuple(
@@ -78,16 +80,7 @@ class Feed:
             for start in range(0, len(u), size)
         )
         rows = tuple(tuple((u[start : start + size] - place.first_sequence).tolist()) for start in range(0, len(u), size))
-        return StepBatch(place, micro_batches, place.batch_sequences * stage.sequence_length, rows, padded)
-
-    def _sequences(self, place: StepPlace) -> tuple[np.ndarray, int]:
-        """This replica's, as many as the largest share has: all replicas run the same number of micro-batches, of the same
-        sizes. What is missing is filled with real sequences that count for nothing (CONTRACTS section 4)."""
-        batch, count = place.batch_sequences, self.replica.count
-        u = self.stream.rank_sequences(place.stage, place.first_sequence, batch, rank=self.replica.index, world=count)
-        missing = -(-batch // count) - len(u)
-        filling = place.first_sequence + np.arange(missing) % batch
-        return np.concatenate([u, filling]), missing
+        return StepBatch(place, micro_batches, place.batch_sequences * stage.sequence_length, rows, share.padded)
 
 
 def _cut(positions: Positions, start: int, stop: int) -> Positions:

@@ -1,0 +1,278 @@
+"""``headway data audit DIR``."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+from cyclopts import Parameter
+
+from headway.base.errors import EXIT_FINDINGS, EXIT_OK, ConfigError
+from headway.cli.options import Json
+
+
+def audit(
+    directory: Annotated[Path, Parameter(help="A data directory, as headway data build writes it.")],
+    /,
+    *,
+    out: Annotated[
+        Path | None, Parameter(metavar="DIR", help="Also write plots as PNG, and the facts as audit.json. Default: none.")
+    ] = None,
+    sample: Annotated[
+        int, Parameter(metavar="TOKENS", help="Of each source, decoded for what counts characters, words and lines.")
+    ] = 400_000,
+    json: Json = False,
+) -> int:
+    """Audit the tokenizer on the data: bytes per token, fertility, whitespace, vocabulary, control tokens, odd Unicode.
+
+    All training tokens are counted, verified. Texts that spell control tokens must not produce them, every text of a fixed list
+    of odd Unicode must come back, and sampled documents must be encoded to the ids that are stored. The exit code is 1 when one
+    of these fails.
+    """
+    from headway.cli.output import print_json, say
+
+    if sample < 1:
+        raise ConfigError(f"--sample {sample}", "at least one token of each source is decoded", "such as --sample 400000")
+    found = measured(directory, sample, show_progress=sys.stderr.isatty())
+    written = write(found, out) if out is not None else []
+    if json:
+        print_json(facts(found) | {"files": [str(path) for path in written]})
+    else:
+        for line in lines(found):
+            say(line)
+        for path in written:
+            say(str(path))
+    return EXIT_FINDINGS if found.findings() else EXIT_OK
+
+
+def measured(directory: Path, sample: int, *, show_progress: bool) -> Any:
+    """``show_progress``: a line on standard error while tokens are read."""
+    from headway.data.inspect.audit import audit
+    from headway.data.manifest import MANIFEST_FILE
+
+    if not (directory / MANIFEST_FILE).is_file():
+        raise ConfigError(
+            f"{directory} is no data directory", f"built data has a {MANIFEST_FILE} in it", "name what headway data build wrote"
+        )
+    done = 0
+
+    def tell(tokens: int) -> None:
+        nonlocal done
+        done += tokens
+        sys.stderr.write(f"\r\x1b[K{directory.name}  {done:,} tokens")
+        sys.stderr.flush()
+
+    try:
+        return audit(directory, sample, tell if show_progress else None)
+    finally:
+        if show_progress:
+            sys.stderr.write("\r\x1b[K")
+
+
+def write(found: Any, out: Path) -> list[Path]:
+    """Plots and facts."""
+    from headway.base.files import make_directory, write_atomic, write_json
+    from headway.cli.data_audit_plots import plots
+
+    make_directory(out, "directory for the audit")
+    paths = []
+    for name, png in plots(found).items():
+        paths.append(out / f"{name}.png")
+        write_atomic(paths[-1], png)
+    write_json(out / "audit.json", facts(found))
+    return [*paths, out / "audit.json"]
+
+
+def facts(found: Any) -> dict[str, Any]:
+    """Plain values; counts per vocabulary entry are summed up."""
+    from dataclasses import asdict
+
+    from headway.data.inspect.probes import RUNS
+
+    coverage = found.coverage
+    return {
+        "kind": "data_audit",
+        "schema_version": 1,
+        "directory": str(found.directory),
+        "digest": found.manifest.digest(),
+        "tokenizer": asdict(found.manifest.tokenizer),
+        "findings": found.findings(),
+        "sources": [source_facts(source) for source in found.sources],
+        "vocabulary": {
+            "entries": coverage.entries,
+            "used": coverage.used,
+            "never_used": coverage.never,
+            "used_less_than_10_times": coverage.rare,
+            "rarest_half_share": coverage.rarest_half_share,
+            "entries_for_percent": {str(percent): entries for percent, entries in coverage.entries_for.items()},
+            "never_used_ids": list(coverage.unused),
+        },
+        "whitespace_runs": {"lengths": list(RUNS), "tokens": {name: list(costs) for name, costs in found.whitespace.items()}},
+        "longest_whitespace_entries": found.longest_runs,
+        "round_trips": [asdict(trip) for trip in found.round_trips],
+        "surrogates_refused": found.surrogates_refused,
+        "control_tokens": [{**asdict(control), "in_data": found.control_counts[control.token]} for control in found.controls],
+    }
+
+
+def source_facts(source: Any) -> dict[str, Any]:
+    import numpy as np
+
+    def spread(values: Any) -> dict[str, float] | None:
+        if not len(values):
+            return None
+        return {f"p{percent}": float(np.percentile(values, percent)) for percent in (5, 25, 50, 75, 95)}
+
+    return {
+        "name": source.name,
+        "documents": source.documents,
+        "bytes": source.bytes,
+        "tokens": source.tokens,
+        "bytes_per_token": source.bytes_per_token,
+        "whitespace_share_of_tokens": source.whitespace_share,
+        "tokens_beyond_vocabulary": source.beyond_vocabulary,
+        "sample": measured_facts(source.sample),
+        "by_script": {name: measured_facts(measured) for name, measured in source.by_script.items()},
+        "bytes_per_token_of_documents": spread(source.document_bytes_per_token),
+        "tokens_per_word_of_documents": spread(source.document_tokens_per_word),
+        "sampled_documents_encoded_otherwise": source.encoded_otherwise,
+    }
+
+
+def measured_facts(measured: Any) -> dict[str, Any]:
+    from dataclasses import asdict
+
+    ratios = ("bytes_per_token", "characters_per_token", "tokens_per_word", "tokens_per_line", "indentation_share")
+    return asdict(measured) | {name: getattr(measured, name) for name in ratios}
+
+
+# --- text -------------------------------------------------------------------------------------------------------------------
+
+
+def lines(found: Any) -> Iterator[str]:
+    """Fertility, whitespace, vocabulary, probes, and what was found."""
+    from headway.base.digests import short
+
+    entry = found.manifest.tokenizer
+    yield f"data       {found.directory}, digest {short(found.manifest.digest())}"
+    yield f"tokenizer  {entry.vocabulary:,} entries, digest {short(entry.digest)}"
+    for title, part in (
+        ("Fertility", fertility_lines(found)),
+        ("Writing systems", script_lines(found)),
+        ("White space", whitespace_lines(found)),
+        ("Vocabulary", vocabulary_lines(found)),
+        ("Round trips and control tokens", probe_lines(found)),
+    ):
+        yield ""
+        yield title
+        yield "-" * len(title)
+        yield from part
+    yield ""
+    findings = found.findings()
+    yield from (f"FOUND  {finding}" for finding in findings)
+    if not findings:
+        yield "nothing is wrong"
+
+
+def fertility_lines(found: Any) -> Iterator[str]:
+    from headway.base.units import format_bytes
+    from headway.cli.output import table
+    from headway.data.inspect.terminal import one_line
+
+    titles = ["source", "documents", "text", "tokens", "bytes/token", "chars/token", "tokens/word", "tokens/line"]
+    rows = [
+        [
+            one_line(source.name),
+            f"{source.documents:,}",
+            format_bytes(source.bytes),
+            f"{source.tokens:,}",
+            f"{source.bytes_per_token:.3f}",
+            f"{source.sample.characters_per_token:.3f}",
+            f"{source.sample.tokens_per_word:.2f}",
+            f"{source.sample.tokens_per_line:.1f}",
+        ]
+        for source in found.sources
+    ]
+    yield from table(titles, rows)
+    sampled = sum(source.sample.tokens for source in found.sources)
+    yield ""
+    yield f"characters, words and lines are of a sample: {sampled:,} tokens; document tokens are left out"
+
+
+def script_lines(found: Any) -> Iterator[str]:
+    """The manifest has no language or file name per document; writing systems are seen in the text."""
+    from headway.cli.output import table
+    from headway.data.inspect.terminal import one_line
+
+    rows = [
+        [
+            one_line(source.name),
+            script,
+            f"{measured.documents:,}",
+            f"{measured.bytes_per_token:.3f}",
+            f"{measured.characters_per_token:.3f}",
+            f"{measured.tokens_per_word:.2f}",
+        ]
+        for source in found.sources
+        for script, measured in source.by_script.items()
+    ]
+    yield from table(["source", "most letters", "documents", "bytes/token", "chars/token", "tokens/word"], rows, left=(0, 1))
+    yield ""
+    yield "of the sampled documents; the manifest records no language or file extension per document"
+
+
+def whitespace_lines(found: Any) -> Iterator[str]:
+    from headway.cli.output import table
+    from headway.data.inspect.probes import RUNS
+    from headway.data.inspect.terminal import one_line
+
+    rows = [
+        [one_line(s.name), f"{s.whitespace_share:.1%}", f"{s.sample.indentation_share:.1%}", f"{s.sample.tokens_per_line:.1f}"]
+        for s in found.sources
+    ]
+    yield from table(["source", "tokens that are white space", "bytes that indent lines", "tokens/line"], rows)
+    yield ""
+    runs = [[name, *map(str, costs)] for name, costs in found.whitespace.items()]
+    yield from table(["tokens for a run of", *map(str, RUNS)], runs)
+    yield ""
+    longest = ", ".join(f"{name} {length}" for name, length in found.longest_runs.items())
+    yield f"longest run that is one token: {longest}"
+
+
+def vocabulary_lines(found: Any) -> Iterator[str]:
+    from headway.data.inspect.audit import RARE
+    from headway.data.inspect.terminal import one_line
+
+    coverage = found.coverage
+    share = coverage.used / coverage.entries if coverage.entries else 0.0
+    rare = f"{coverage.rare:,} of them less than {RARE} times"
+    yield f"used         {coverage.used:,} of {coverage.entries:,} entries ({share:.1%}), {rare}"
+    yield f"never used   {coverage.never:,}" + (f", such as {shown(found.pieces)}" if found.pieces else "")
+    yield f"rarest half  of the entries makes up {coverage.rarest_half_share:.2%} of all tokens"
+    parts = ", ".join(f"{percent} % by {entries:,}" for percent, entries in coverage.entries_for.items())
+    yield f"most used    entries that make up the tokens: {one_line(parts, 200)}"
+
+
+def shown(pieces: dict[int, str], most: int = 8) -> str:
+    """Texts of entries, quoted."""
+    from headway.data.inspect.terminal import one_line
+
+    return ", ".join(f'"{one_line(text, 24)}"' for text in list(pieces.values())[:most])
+
+
+def probe_lines(found: Any) -> Iterator[str]:
+    from headway.data.inspect.terminal import one_line
+
+    good = sum(trip.returned for trip in found.round_trips)
+    yield f"odd Unicode     {good} of {len(found.round_trips)} texts come back as they were"
+    yield f"lone surrogates {'refused' if found.surrogates_refused else 'ENCODED'}"
+    documents = sum(source.sample.documents for source in found.sources)
+    otherwise = sum(source.encoded_otherwise for source in found.sources)
+    yield f"documents       {documents - otherwise:,} of {documents:,} sampled ones are encoded to the stored ids again"
+    for control in found.controls:
+        produced = f"{len(control.produced_by)} of {control.probes}" if control.produced_by else f"none of {control.probes}"
+        name = one_line(control.token, 40)
+        in_data = f"{found.control_counts[control.token]:,} in the data"
+        yield f"control token   {name}: {produced} texts that spell it produce it; {in_data}"

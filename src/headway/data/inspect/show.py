@@ -1,0 +1,214 @@
+"""What a step reads: every sequence of it with its place in the stream, its documents, its targets and its text.
+
+    step --schedule--> stage, u --skips--> n --mixture, chunks--> source, epoch, token --shards--> T + 1 tokens
+
+Nothing is computed anew here: place, share of a replica, positions and windows come from the code that training uses. Only
+the shards that the windows lie in are opened, and of those only the blocks that they touch are read and verified; of their
+sources the document ends too, whose digest is of the whole file.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from headway.base.errors import ConfigError
+from headway.data.manifest import BLOCK_BYTES, DTYPES, DataManifest, SourceEntry
+from headway.data.reader import TokenReader, WindowBatch
+from headway.data.stream import Positions, Share, Stream
+from headway.data.tokenizer import Tokenizer
+from headway.recipe.schedules import Schedule, StepPlace
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A document, or as much of it as stands in the window: columns [column, column + tokens)."""
+
+    document: int  # in its source, from 0, as they were shuffled at build
+    column: int
+    tokens: int
+    offset: int  # of the piece in the document, in tokens; 0: it begins here, with the document token
+    document_tokens: int
+    text: str  # without the document token
+
+    @property
+    def begins(self) -> bool:
+        return self.offset == 0
+
+    @property
+    def ends(self) -> bool:
+        return self.offset + self.tokens == self.document_tokens
+
+
+@dataclass(frozen=True)
+class BytesRead:
+    """Where tokens lie: bytes [first_byte, end_byte) of a shard, in blocks ``first_block`` to ``last_block`` of it."""
+
+    file: str
+    first_byte: int
+    end_byte: int
+    first_block: int
+    last_block: int
+
+
+@dataclass(frozen=True)
+class WindowPlace:
+    """Where a window lies in its source. ``chunks``: of an epoch, the tail included; ``windows``: of this chunk."""
+
+    epoch: int
+    chunk: int
+    chunks: int
+    window: int
+    windows: int
+    first_token: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sequence:
+    """One window. ``tokens`` and ``targets`` have T ids each; ``counted`` are the columns whose targets count, as ranges."""
+
+    row: int  # in the step's batch, from 0
+    u: int  # trained index of the stage
+    n: int  # stream index: u and what skip records leave out
+    source: SourceEntry
+    place: WindowPlace
+    reads: tuple[BytesRead, ...]
+    tokens: tuple[int, ...]
+    targets: tuple[int, ...]
+    counted: tuple[tuple[int, int], ...]
+    pieces: tuple[Piece, ...]
+
+    @property
+    def padding(self) -> bool:
+        """It only fills a replica's share."""
+        return not self.counted
+
+
+class Show:
+    """Sequences of a stream over a data directory."""
+
+    def __init__(self, stream: Stream, directory: Path, manifest: DataManifest):
+        self.stream, self.spec, self.schedule = stream, stream.spec, Schedule(stream.spec)
+        self.directory, self.manifest = Path(directory), manifest
+
+    # --- places -----------------------------------------------------------------------------------------------------------
+
+    def stage(self, name: str) -> int:
+        names = [stage.name for stage in self.spec.stages]
+        if name not in names:
+            raise ConfigError(
+                f"there is no stage {name!r}", "stages are named as in the recipe", f"there are: {', '.join(names)}", "--stage"
+            )
+        return names.index(name)
+
+    def step(self, number: int, stage: int | None = None) -> StepPlace:
+        """Step ``number`` as records of a run count them, from 1; with ``stage``: of that stage."""
+        first = 0 if stage is None else self.schedule.first_step(stage)
+        steps = self.schedule.total_steps if stage is None else self.schedule.stage_steps(stage)
+        what = "the run" if stage is None else f"stage {self.spec.stages[stage].name}"
+        if not 1 <= number <= steps:
+            raise ConfigError(f"there is no step {number:,}", f"{what} has steps 1 to {steps:,}, as its records count them")
+        return self.schedule.place(first + number - 1)
+
+    def step_of(self, stage: int, u: int) -> StepPlace:
+        """The step that trains on index ``u`` of ``stage``."""
+        sequences, name = self.spec.stages[stage].sequences, self.spec.stages[stage].name
+        if not 0 <= u < sequences:
+            raise ConfigError(
+                f"there is no index {u:,}", f"stage {name} trains on indices 0 to {sequences - 1:,}", where="--index"
+            )
+        low, high = 0, self.schedule.stage_steps(stage) - 1
+        while low < high:
+            middle = (low + high + 1) // 2
+            is_before = self.schedule.place(self.schedule.first_step(stage) + middle).first_sequence <= u
+            low, high = (middle, high) if is_before else (low, middle - 1)
+        return self.schedule.place(self.schedule.first_step(stage) + low)
+
+    def batch(self, place: StepPlace) -> Share:
+        """All sequences of a step, in the order of the batch."""
+        return Share(np.arange(place.first_sequence, place.end_sequence), 0)
+
+    def replica(self, place: StepPlace, index: int, count: int) -> Share:
+        """Those that one of ``count`` replicas takes, in its order."""
+        return self.stream.share(place.stage, place.first_sequence, place.batch_sequences, index, count)
+
+    # --- sequences --------------------------------------------------------------------------------------------------------
+
+    def sequences(self, place: StepPlace, share: Share) -> list[Sequence]:
+        """Read them."""
+        T = self.spec.stages[place.stage].sequence_length
+        positions = self.stream.locate(place.stage, share.u)
+        used = np.unique(positions.source)
+        manifest = narrowed(self.manifest, positions, T)
+        reader, entry = TokenReader(self.directory, manifest), manifest.tokenizer
+        tokenizer = Tokenizer.load(self.directory / entry.file, entry.document_token)
+        renumbered = Positions(np.searchsorted(used, positions.source), positions.epoch, positions.token)
+        batch = reader.window_batch(renumbered, T)
+        n = self.stream.stream_index(place.stage, share.u).tolist()
+        found = []
+        for at, u in enumerate(share.u.tolist()):
+            k, token = int(positions.source[at]), int(positions.token[at])
+            found.append(
+                Sequence(
+                    row=u - place.first_sequence,
+                    u=u,
+                    n=n[at],
+                    source=self.manifest.sources[k],
+                    place=self._window_place(k, int(positions.epoch[at]), token, T),
+                    reads=_reads(self.manifest, k, token, T),
+                    tokens=tuple(batch.tokens_BT[at].tolist()),
+                    targets=tuple(batch.targets_BT[at].tolist()),
+                    counted=((0, T),) if at < len(share.u) - share.padded else (),  # all of a document's tokens: decision 0001
+                    pieces=_pieces(reader, tokenizer, int(renumbered.source[at]), token, batch, at),
+                )
+            )
+        return found
+
+    def _window_place(self, source: int, epoch: int, token: int, T: int) -> WindowPlace:
+        shape = self.stream.shapes[source]
+        (chunk, within), windows = divmod(token, shape.chunk_tokens), shape.windows(T)
+        of_chunk = windows.per_chunk if chunk < shape.full_chunks else windows.tail
+        return WindowPlace(epoch, chunk, shape.slots, within // T, of_chunk, token)
+
+
+def narrowed(manifest: DataManifest, positions: Positions, T: int) -> DataManifest:
+    """The manifest with only the sources and shards that windows of T at ``positions`` lie in; held-out sets left out."""
+    sources = []
+    for k in np.unique(positions.source).tolist():
+        entry, starts = manifest.sources[k], positions.token[positions.source == k]
+        shards = tuple(
+            shard
+            for shard in entry.shards
+            if ((starts < shard.first_token + shard.tokens) & (starts + T >= shard.first_token)).any()
+        )
+        sources.append(dataclasses.replace(entry, shards=shards, held_out=None))
+    return dataclasses.replace(manifest, sources=tuple(sources))
+
+
+def _reads(manifest: DataManifest, source: int, start: int, T: int) -> tuple[BytesRead, ...]:
+    size, end, found = np.dtype(DTYPES[manifest.dtype]).itemsize, start + T + 1, []
+    for shard in manifest.sources[source].shards:
+        first, last = max(start, shard.first_token), min(end, shard.first_token + shard.tokens)
+        if first < last:
+            a, b = (first - shard.first_token) * size, (last - shard.first_token) * size
+            found.append(BytesRead(shard.file, a, b, a // BLOCK_BYTES, (b - 1) // BLOCK_BYTES))
+    return tuple(found)
+
+
+def _pieces(
+    reader: TokenReader, tokenizer: Tokenizer, source: int, start: int, batch: WindowBatch, row: int
+) -> tuple[Piece, ...]:
+    """The borders are those of the batch: what attention sees."""
+    tokens_T, document_T = batch.tokens_BT[row], batch.document_BT[row]
+    spans = reader.documents(source, start, start + len(tokens_T))
+    columns = [*np.flatnonzero(np.diff(document_T, prepend=-1)).tolist(), len(tokens_T)]
+    assert len(spans) == len(columns) - 1, (spans, columns)
+    pieces = []
+    for span, column, end in zip(spans, columns, columns[1:]):
+        offset = start + column - span.first_token
+        text = tokenizer.decode(tokens_T[column + (offset == 0) : end])
+        pieces.append(Piece(span.number, column, end - column, offset, span.end_token - span.first_token, text))
+    return tuple(pieces)
