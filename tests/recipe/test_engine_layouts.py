@@ -36,7 +36,7 @@ REFUSED = [
     (replace(TASK, model=OVER_ALL), Sizes(tp=2), "tp 2 for norms over all 4 heads"),
     (replace(TASK, precision=FLOAT8), Sizes(tp=2), "tp 2 with"),
     (replace(TASK, sequence=126), Sizes(tp=4), "tp 4 for 126 tokens of a sequence"),
-    (TASK, Sizes(dp_shard=2, zero=1), "zero 1 over 2 ranks"),
+    (TASK, Sizes(dp_shard=2, zero=0), "zero 0 over 2 ranks"),
     (TASK, Sizes(tp=0), "tp 0"),
     (TASK, Sizes(pp=16), "3 layers for pp 16 x virtual 1 = 16 chunks"),
     (TASK, Sizes(pp=2, virtual=2), "virtual 2 with pp 2 and pipeline 1f1b"),

@@ -2,7 +2,7 @@
 
     of any layout         layout_rules.py: heads, widths, layers, tokens of a sequence, experts
     of this engine        key-value heads are never copied; every tensor rank holds rows of the vocabulary; norms over all heads
-                          and products in float8 stay whole; gradients are always shared out (zero 2 or 3); a block is
+                          and products in float8 stay whole; moments are always shared out (zero 1 to 3); a block is
                           computed again as a whole, or all but its products with weights
 
 A batch may be smaller than the replicas: what is missing is filled with sequences that count for nothing.
@@ -160,12 +160,16 @@ def _float8(task: Task, sizes: Sizes) -> Problem | None:
     return Problem(seen, rule, "tp 1, or precision bfloat16") if count else None
 
 
+SHARED = (1, 2, 3)
+"""What zero may be where states are shared."""
+
+
 def _zero(task: Task, sizes: Sizes) -> Problem | None:
     """Alone, nothing is shared: any will do."""
-    if sizes.zero in (2, 3) or (sizes.zero in (0, 1) and sizes.dp_shard * sizes.cp == 1):
+    if sizes.zero in SHARED or (sizes.zero == 0 and sizes.dp_shard * sizes.cp == 1):
         return None
-    rule = "moments and gradients are always shared over dp_shard x cp, with zero 3 weights too"
-    return Problem(f"zero {sizes.zero} over {sizes.dp_shard * sizes.cp} ranks", rule, "zero 2, or dp_replicate for whole copies")
+    rule = "moments are always shared over dp_shard x cp; with zero 2 gradients too, with zero 3 weights too"
+    return Problem(f"zero {sizes.zero} over {sizes.dp_shard * sizes.cp} ranks", rule, "zero 1, or dp_replicate for whole copies")
 
 
 def _recompute(task: Task, sizes: Sizes) -> Problem | None:
@@ -204,7 +208,7 @@ _WEIGHTS = {"dp_shard": 0.5, "dp_replicate": 0.6, "virtual": 0.8, "ep": 0.9}
 def nearest(task: Task, sizes: Sizes) -> Sizes:
     """Of as many processes, with the smallest weighted sum of doublings. dp_shard alone always works."""
     world = max(1, sizes.world)
-    best, least = Sizes(dp_shard=world, zero=sizes.zero if sizes.zero in (2, 3) else 2), math.inf
+    best, least = Sizes(dp_shard=world, zero=sizes.zero if sizes.zero in SHARED else 1), math.inf
     for candidate in _candidates(sizes, world, task):
         distance = sum(_doublings(sizes, candidate, axis) for axis in (*AXES, "ep", "virtual"))
         if distance < least - 1e-9 and runs(task, candidate):
@@ -213,9 +217,9 @@ def nearest(task: Task, sizes: Sizes) -> Sizes:
 
 
 def _candidates(sizes: Sizes, world: int, task: Task) -> Iterator[Sizes]:
-    """Every split of ``world``; ep and pieces as they were or fewer; zero as it was, or 2."""
+    """Every split of ``world``; ep and pieces as they were or fewer; zero as it was, or 1."""
     experts = 1 if task.model.experts is None else task.model.experts.experts
-    zeros = (sizes.zero, 2) if sizes.zero in (2, 3) else (2,)
+    zeros = (sizes.zero, 1) if sizes.zero in SHARED else (1,)
     for pp, replicate, shard, cp, tp in _splits(world, len(AXES)):
         split = replace(sizes, pp=pp, dp_replicate=replicate, dp_shard=shard, cp=cp, tp=tp)
         ways = [e for e in divisors(math.gcd(experts, shard * cp)) if e <= max(1, sizes.ep)]
