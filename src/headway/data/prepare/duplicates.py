@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterator
 
 import numpy as np
 import xxhash
@@ -68,12 +67,14 @@ class Lines(Step):
 
     def check(self, piece: Piece) -> Verdict:
         lines = piece.text.split("\n")
-        counted = list(countable(lines, self.settings["shortest"], self.settings["keep_conventions"]))
+        counted = long_lines(lines, self.settings["shortest"])
         full = self._documents.get(line_keys(lines, counted)) >= self.settings["copies"]
         self.operations["lines looked up"] += len(counted)
-        if not full.any():
-            return Verdict(piece.text)
         removed = {counted[int(at)] for at in np.flatnonzero(full)}
+        if self.settings["keep_conventions"] and removed:
+            removed -= conventional(lines)
+        if not removed:
+            return Verdict(piece.text)
         text = "\n".join(line for number, line in enumerate(lines) if number not in removed)
         if not text.strip():
             return Verdict(piece.text, "repeated_lines_only", f"{len(removed):,} lines")
@@ -81,19 +82,20 @@ class Lines(Step):
 
     def keep(self, piece: Piece) -> None:
         lines = piece.text.split("\n")
-        counted = countable(lines, self.settings["shortest"], self.settings["keep_conventions"])
-        keys = np.unique(line_keys(lines, list(counted)))  # documents are counted, not lines
+        keys = np.unique(line_keys(lines, long_lines(lines, self.settings["shortest"])))  # documents are counted, not lines
         before = self._documents.get(keys)
         self._documents.put(keys, np.where(before == ABSENT, 1, before + 1))
 
 
-def countable(lines: list[str], shortest: int, keep_conventions: bool) -> Iterator[int]:
-    """Numbers of the lines that may be removed."""
-    at_head = keep_conventions
-    for number, line in enumerate(lines):
-        at_head = at_head and bool(_COMMENT.match(line))
-        if not at_head and len(line.strip()) >= shortest and not (keep_conventions and _CONVENTION.match(line)):
-            yield number
+def long_lines(lines: list[str], shortest: int) -> list[int]:
+    """Their numbers."""
+    return [number for number, line in enumerate(lines) if len(line) >= shortest and len(line.strip()) >= shortest]
+
+
+def conventional(lines: list[str]) -> set[int]:
+    """Numbers of the lines that are repeated by convention."""
+    head = next((number for number, line in enumerate(lines) if not _COMMENT.match(line)), len(lines))
+    return {number for number, line in enumerate(lines) if number < head or _CONVENTION.match(line)}
 
 
 def line_keys(lines: list[str], numbers: list[int]) -> np.ndarray:

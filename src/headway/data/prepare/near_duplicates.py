@@ -31,7 +31,7 @@ import numpy as np
 from headway.data.feistel import derive_key
 from headway.data.prepare.keys import KeyTable
 from headway.data.prepare.steps import Piece, Step, Verdict
-from headway.data.prepare.words import hashes_of, shingles, units
+from headway.data.prepare.words import shingles, unit_hashes
 
 RECALL_AT_THRESHOLD = 0.99
 MOST_CANDIDATES = 64
@@ -98,7 +98,7 @@ class NearDuplicates(Step):
         self._pending: tuple[str, np.ndarray, np.ndarray] | None = None
 
     def check(self, piece: Piece) -> Verdict:
-        shingle_set = shingles(hashes_of(units(piece.text)), self.settings["words"])
+        shingle_set = shingles(unit_hashes(piece.text), self.settings["words"])
         if not len(shingle_set):
             self._pending = None
             return Verdict(piece.text)

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from headway.data.prepare.steps import Piece, Step, Verdict
-from headway.data.prepare.words import hashes_of, units
+from headway.data.prepare.words import unit_hashes
 
 
 class Quality(Step):
@@ -70,7 +70,7 @@ class Repeats(Step):
     name = "repeats"
 
     def check(self, piece: Piece) -> Verdict:
-        hashes = hashes_of(units(piece.text))
+        hashes = unit_hashes(piece.text)
         self.operations["units compared"] += len(hashes) * self.settings["words"]
         for length in range(1, self.settings["words"] + 1):
             times = most_repeats(hashes, length)

@@ -15,21 +15,31 @@ from dataclasses import dataclass
 
 from headway.data.prepare.steps import Piece, Step, Verdict
 
+_BEFORE_CHARACTERS = 60
+"""In which the name stands that a value is assigned to."""
+
 
 @dataclass(frozen=True)
 class Pattern:
     """``pattern`` finds, ``proof`` confirms; the group ``value``, or else all that was found, is replaced.
 
-    ``needles``: one of them is in every match, and is looked for first, since few texts have any.
+    ``needles``: one of them is in every match, and is looked for first, since few texts have any. ``before`` must match
+    up to where a match begins.
     """
 
     kind: str
     pattern: re.Pattern[str]
     proof: Callable[[str], bool] = lambda value: True
     needles: tuple[str, ...] = ("",)
+    before: re.Pattern[str] | None = None
 
     def value_span(self, match: re.Match[str]) -> tuple[int, int]:
         return match.span("value" if "value" in self.pattern.groupindex else 0)
+
+    def confirms(self, text: str, match: re.Match[str]) -> bool:
+        start, stop = self.value_span(match)
+        head = text[max(0, match.start() - _BEFORE_CHARACTERS) : match.start()]
+        return (self.before is None or bool(self.before.search(head))) and self.proof(text[start:stop])
 
 
 # --- proofs
@@ -142,11 +152,12 @@ SECRETS = (
     ),
     Pattern(
         "assigned secret",
-        re.compile(
-            r"(?i)(?:passw(?:or)?d|secret|api_?-?key|access_?-?key|auth_?-?token|private_?-?key|client_?-?secret)"
-            r"[\w-]{0,20}[\"']?\s{0,4}(?:=|:|=>|:=)\s{0,4}[\"'](?P<value>[A-Za-z0-9+/=_.~!@#$%^&*-]{12,200})[\"']"
-        ),
+        re.compile(r"""[=:][=>]?\s{0,4}["'](?P<value>[A-Za-z0-9+/=_.~!@#$%^&*-]{12,200})["']"""),
         looks_random,
+        before=re.compile(
+            r"(?i)(?:passw(?:or)?d|secret|api_?-?key|access_?-?key|auth_?-?token|private_?-?key|client_?-?secret)"
+            r"[\w-]{0,20}[\"']?\s{0,4}$"
+        ),
     ),
 )
 
@@ -154,25 +165,35 @@ PERSONAL = (
     Pattern(
         "email",
         re.compile(
-            r"(?<![\w.+@/:-])[A-Za-z0-9][\w.+-]{0,63}@(?:[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?\.){1,5}[A-Za-z]{2,12}(?![\w@-])"
+            r"[A-Za-z0-9](?<![\w.+@/:-][A-Za-z0-9])[\w.+-]{0,63}@(?:[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?\.){1,5}"
+            r"[A-Za-z]{2,12}(?![\w@-])"
         ),
         email,
         ("@",),
     ),
-    Pattern("iban", re.compile(r"(?<![A-Za-z0-9])[A-Z]{2}\d{2}(?: ?[A-Z0-9]{4}){2,7}(?: ?[A-Z0-9]{1,3})?(?![A-Za-z0-9])"), iban),
-    Pattern("card", re.compile(r"(?<![\w.+/-])\d{4}([ -]?)\d{4,6}\1\d{4,5}(?:\1\d{1,4})?(?![\w.+/-])"), luhn),
-    Pattern("social-security", re.compile(r"(?<![\w.-])\d{3}-\d{2}-\d{4}(?![\w-])"), social_security),
+    Pattern(
+        "iban", re.compile(r"[A-Z](?<![A-Za-z0-9][A-Z])[A-Z]\d{2}(?: ?[A-Z0-9]{4}){2,7}(?: ?[A-Z0-9]{1,3})?(?![A-Za-z0-9])"), iban
+    ),
+    Pattern("card", re.compile(r"\d(?<![\w.+/-]\d)\d{3}([ -]?)\d{4,6}\1\d{4,5}(?:\1\d{1,4})?(?![\w.+/-])"), luhn),
+    Pattern("social-security", re.compile(r"\d(?<![\w.-]\d)\d{2}-\d{2}-\d{4}(?![\w-])"), social_security, ("-",)),
+    Pattern(
+        "phone",
+        re.compile(r"\+(?<![\w.+*/-]\+)[1-9]\d{0,2}[ .-]?(?:\(0?\d{1,4}\)[ .-]?)?\d{2,4}(?:[ .-]?\d{2,4}){2,4}(?![\w*+-]|\.\d)"),
+        phone,
+        ("+",),
+    ),
     Pattern(
         "phone",
         re.compile(
-            r"(?<![\w.+*/-])(?:\+[1-9]\d{0,2}[ .-]?(?:\(0?\d{1,4}\)[ .-]?)?\d{2,4}(?:[ .-]?\d{2,4}){2,4}"
-            r"|(?:\+?1[ .-])?(?:\([2-9]\d{2}\) ?|[2-9]\d{2}[-.])[2-9]\d{2}[-.]\d{4})(?![\w*+-]|\.\d)"
+            r"[(1-9](?<![\w.+*/-][(1-9])(?:(?<=1)[ .-](?:\([2-9]\d{2}\) ?|[2-9]\d{2}[-.])|(?<=\()[2-9]\d{2}\) ?"
+            r"|(?<=[2-9])\d{2}[-.])[2-9]\d{2}[-.]\d{4}(?![\w*+-]|\.\d)"
         ),
         phone,
     ),
-    Pattern("ip-address", re.compile(r"(?<![\w.-])(?:\d{1,3}\.){3}\d{1,3}(?![\w-]|\.\d)"), public_address),
+    Pattern("ip-address", re.compile(r"\d(?<![\w.-]\d)\d{0,2}(?:\.\d{1,3}){3}(?![\w-]|\.\d)"), public_address, (".",)),
 )
-"""In this order: what one has replaced, the next does not see."""
+"""In this order: what one has replaced, the next does not see. Patterns begin with a character and then look behind it, since
+the search for one character of a set is fast."""
 
 
 def redacted(text: str, patterns: Iterable[Pattern]) -> tuple[str, Counter[str]]:
@@ -184,7 +205,7 @@ def redacted(text: str, patterns: Iterable[Pattern]) -> tuple[str, Counter[str]]
         parts, end = [], 0
         for match in pattern.pattern.finditer(text):
             start, stop = pattern.value_span(match)
-            if pattern.proof(text[start:stop]):
+            if pattern.confirms(text, match):
                 parts += [text[end:start], f"[{pattern.kind} removed]"]
                 found[pattern.kind] += 1
                 end = stop

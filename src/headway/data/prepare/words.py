@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from functools import lru_cache
 
 import numpy as np
 import xxhash
@@ -46,6 +47,14 @@ def hashes_of(items: Iterable[str]) -> np.ndarray:
             value = _known[item] = xxhash.xxh3_64_intdigest(item.encode("utf-8", "surrogatepass"))
         found.append(value)
     return np.array(found, np.uint64)
+
+
+@lru_cache(maxsize=2)
+def unit_hashes(text: str) -> np.ndarray:
+    """Of the units of ``text``; remembered, since several steps ask for those of one document. Read-only."""
+    hashes = hashes_of(units(text))
+    hashes.flags.writeable = False
+    return hashes
 
 
 def ngrams(hashes: np.ndarray, length: int) -> np.ndarray:
