@@ -128,6 +128,27 @@ def test_a_document_that_never_comes_to_rest_is_left_out_and_counted():
     assert record.inventory()[0].dropped == {"unstable": 1}
 
 
+class _OneLess(Step):
+    name = "one_less"
+
+    def check(self, piece: Piece) -> Verdict:
+        return Verdict(piece.text.replace("x", "", 1))
+
+
+class _Renames(Step):
+    name = "renames"
+
+    def check(self, piece: Piece) -> Verdict:
+        return Verdict(piece.text.replace(self.settings["old"], self.settings["new"]))
+
+
+def test_a_changed_document_passes_again_all_steps_up_to_the_one_that_changed_it():
+    record = SourceRecord([("renames", 1), ("renames", 1), ("one_less", 1)])
+    steps = [_Renames({"old": "b", "new": "a"}), _Renames({"old": "c", "new": "b"}), _OneLess({})]
+    assert pass_through(Piece("xxxc", "o", "s"), steps, record)[0].text == "a"
+    assert [row.changed for row in record.steps] == [1, 1, 3]
+
+
 # --- builds
 
 
@@ -208,6 +229,10 @@ def test_settings_and_versions_of_steps_are_part_of_the_builds_identity(tmp_path
     digests.append(build_data(recipe_of(trees, {"repeats": {}}, a=["repeats"]), tmp_path / "without").inputs_digest)
     monkeypatch.setattr(pipeline.Repeats, "version", 2)
     digests.append(build_data(recipe_of(trees, {"repeats": {}}), tmp_path / "version").inputs_digest)
+    for number in (1, 2):
+        write_registry(tmp_path / "r.json", "r", "1", {"s": questions()[:number]})
+        prepare = {"contamination": {"registry": str(tmp_path / "r.json")}}
+        digests.append(build_data(recipe_of(trees, prepare), tmp_path / f"registry-{number}").inputs_digest)
     assert len(set(digests)) == len(digests)
 
 

@@ -15,6 +15,9 @@ from prepare_helpers import library, prepared, share, some_files
 from headway.base.errors import EnvironmentFault
 from headway.data.prepare.keys import KeyTable
 from headway.data.prepare.near_duplicates import MOST_CANDIDATES, banding, keys_of_permutations, signature
+from headway.data.prepare.pipeline import make_steps
+from headway.data.prepare.steps import Piece
+from headway.recipe.preparation import NearDuplicates, Prepare
 
 # --- the table
 
@@ -173,15 +176,34 @@ def test_time_is_linear_by_counted_operations():
     assert all(count.get("comparisons", 0) <= 2 for count in counts)
 
 
+def of_one_template(size: int) -> dict[str, str]:
+    """Similar to each other by about 0.7: below the threshold, and in each other's bands."""
+    template = [f"field{i} value" for i in range(60)]
+    return {str(n): " ".join(template + [f"doc{n}x{i}" for i in range(18)]) for n in range(size)}
+
+
 def test_time_stays_linear_where_all_documents_share_a_template():
-    """Every document is a candidate for every other; comparisons are bounded all the same."""
-    template = [f"field{i} value" for i in range(120)]
-    for size in (100, 400):
-        texts = {str(n): " ".join(template + [f"doc{n}x{i}" for i in range(60)]) for n in range(size)}
-        counted = operations(texts)
-        assert counted["comparisons"] <= MOST_CANDIDATES
-        assert counted["look-ups"] <= 24 * (1 + MOST_CANDIDATES)
-        assert len(prepared(texts, near_duplicates={}).kept) == size
+    """Every document is a candidate for every other; look-ups and comparisons are bounded all the same."""
+    few, many = (operations(of_one_template(size)) for size in (300, 1_200))
+    assert few["comparisons"] > 10
+    assert many["comparisons"] <= MOST_CANDIDATES
+    assert many["look-ups"] < 2.5 * few["look-ups"]  # 4 times the documents, and without bounds 4 times the look-ups of each
+    assert len(prepared(of_one_template(300), near_duplicates={}).kept) == 300
+
+
+def test_candidates_are_all_kept_documents_that_share_a_band(tmp_path):
+    texts = of_one_template(MOST_CANDIDATES)
+    (step,) = (s for s in make_steps(Prepare(near_duplicates=NearDuplicates()), tmp_path) if s.name == "near_duplicates")
+    known: list[set[tuple[int, int]]] = []
+    for origin, text in texts.items():
+        piece = Piece(text, origin, "s")
+        assert step.check(piece).dropped == ""
+        keys = step._pending[2]
+        own = set(enumerate(keys.tolist()))
+        assert set(step._candidates(keys)) == {number for number, other in enumerate(known) if own & other}
+        step.keep(piece)
+        known.append(own)
+    step.close()
 
 
 # --- lines

@@ -148,6 +148,7 @@ def test_what_is_redacted_is_gone_counted_and_found_no_more(make):
         'password = "your-password-here"',
         'api_key = os.environ["API_KEY"]',
         'secret_name = "the_name_of_the_secret"',
+        'password = "aaaaaaaaaaaaaaa1"',
         "AKIAIOSFODNN7EXAMPLE",
         "https://user:password@host.net/",
     ],
@@ -161,6 +162,22 @@ def test_what_only_looks_like_it_is_left_alone(text):
 )
 def test_numbers_are_found_as_people_write_them(number):
     assert redacted(f"call {number} now", PERSONAL)[0] == "call [phone removed] now"
+
+
+@pytest.mark.parametrize(
+    ("kind", "number"),
+    [
+        ("iban", "DE89 3704 0044 0532 0130 00"),
+        ("iban", "GB82WEST12345698765432"),
+        ("card", "4012 8888 8888 1881"),
+        ("card", "378282246310005"),
+    ],
+)
+def test_published_numbers_pass_their_check_digits_and_with_one_digit_changed_do_not(kind, number):
+    """Those that banks and card issuers publish for tests."""
+    assert redacted(f"pay {number} now", PERSONAL)[0] == f"pay [{kind} removed] now"
+    wrong = number[:-1] + str((int(number[-1]) + 1) % 10)
+    assert not redacted(f"pay {wrong} now", PERSONAL)[1]
 
 
 def test_only_the_kinds_that_were_asked_for_are_looked_for():
