@@ -11,7 +11,7 @@ from data_helpers import small_recipe, write_words
 from prepare_helpers import prepared, some_files
 from test_prepare_contamination import planted as planted_questions
 from test_prepare_contamination import questions
-from test_prepare_duplicates import altered
+from test_prepare_duplicates import altered, pieces_of_library
 from test_prepare_sensitive import personal_of, plant, secrets_of
 
 from headway.base.digests import is_sealed
@@ -94,6 +94,19 @@ def test_every_document_and_every_byte_is_counted_once(registry):
     assert rows[-1].documents_after == len(result.kept)
     assert rows[-1].bytes_after == sum(len(text.encode()) for text in result.kept.values())
     assert len(result.kept) + len(result.dropped) == len(texts)
+
+
+def test_every_step_takes_linear_time_by_counted_operations(registry):
+    counts = []
+    for times in (1, 4, 16):
+        texts = pieces_of_library(25 * times)
+        steps = prepared(texts, **ALL_STEPS | {"secrets": {"policy": "redact"}}, **registry).steps.values()
+        size = sum(map(len, texts.values()))
+        counts.append({(step.name, what): number / size for step in steps for what, number in step.operations.items()})
+    assert {name for name, _ in counts[0]} == {"repeats", "contamination", "near_duplicates", "lines"}  # others keep no table
+    for what in counts[0].keys() - {("near_duplicates", "comparisons")}:
+        values = [count[what] for count in counts]
+        assert max(values) < 1.5 * min(values), (what, values)
 
 
 def test_what_was_planted_for_a_step_is_left_out_by_that_step(registry):

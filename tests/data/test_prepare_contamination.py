@@ -8,6 +8,7 @@ import random
 import pytest
 from prepare_helpers import prepared, share, some_files
 
+from headway.base.digests import digest_bytes
 from headway.base.errors import ConfigError
 from headway.data.registry import Example, load_registry, read_examples, write_registry
 
@@ -91,6 +92,14 @@ def test_a_set_that_was_changed_is_refused_by_name(registry):
     assert refused.value.problems[0].way_out.startswith("restore the file")
 
 
+def test_a_number_of_examples_that_is_not_the_files_is_refused(registry):
+    entry = json.loads(registry.read_text())
+    entry["sets"][0]["examples"] = 61
+    registry.write_text(json.dumps(entry))
+    with pytest.raises(ConfigError, match=r"sums.jsonl holds 60 examples, the registry says 61"):
+        list(read_examples(registry, load_registry(registry).sets[0]))
+
+
 @pytest.mark.parametrize(
     ("content", "seen"),
     [
@@ -114,9 +123,7 @@ def test_a_registry_that_is_missing_and_a_line_that_is_no_example_are_named(regi
         data = f'{{"id": "a", "text": "b"}}\n{line}\n'.encode()
         (registry.parent / "short.jsonl").write_bytes(data)
         entry = json.loads(registry.read_text())
-        from headway.base.digests import digest_bytes
-
-        entry["sets"][1]["digest"] = digest_bytes(data)
+        entry["sets"][1] |= {"digest": digest_bytes(data), "examples": 2}
         registry.write_text(json.dumps(entry))
         with pytest.raises(ConfigError, match=r"short.jsonl:2"):
             list(read_examples(registry, load_registry(registry).sets[1]))

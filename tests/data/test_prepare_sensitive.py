@@ -116,7 +116,7 @@ def test_personal_data_that_is_found_in_the_standard_library_is_personal():
     ]
     right = [value for value in found if value.lower() not in PLACEHOLDERS and value.rpartition(".")[2].lower() in DOMAINS]
     assert len(right) > 50
-    assert share(len(right), len(found)) >= 0.95  # precision; measured 0.97
+    assert share(len(right), len(found)) >= 0.95  # precision; measured 0.98, 110 of 112
 
 
 @pytest.mark.parametrize("make", [secrets_of, personal_of])

@@ -58,7 +58,8 @@ def prepared_line(facts: dict[str, Any]) -> str:
     from headway.base.units import format_bytes
 
     reasons = [f"{count:,} {reason.replace('_', ' ')}" for reason, count in facts["dropped"].items()]
-    reasons += [f"{count:,} changed by {step.replace('_', ' ')}" for step, count in facts["changed"].items()]
+    changed = [f"{step.replace('_', ' ')} {count:,}" for step, count in facts["changed"].items()]
+    reasons += [f"changed by {', '.join(changed)}"] if changed else []
     reasons += [f"{facts['joined']:,} joined to others"] if facts["joined"] else []
     left = f"{facts['documents']:,} of {facts['documents_read']:,} documents"
     size = f"{format_bytes(facts['bytes'])} of {format_bytes(facts['bytes_read'])}"

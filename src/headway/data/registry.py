@@ -94,6 +94,12 @@ def read_examples(path: Path, evaluation: EvaluationSet) -> Iterator[Example]:
             "an evaluation set is known by its content",
             "restore the file, or register it as a new version of the set",
         )
+    if len(lines) != evaluation.examples:
+        raise ConfigError(
+            f"{file} holds {len(lines):,} examples, the registry says {evaluation.examples:,}",
+            "an example is a line, and the registry counts them",
+            "correct the number in the registry",
+        )
     for number, line in enumerate(lines, 1):
         yield _example(line, f"{file}:{number}")
 
