@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 from data_helpers import small_recipe, write_words
+from hypothesis import given
+from hypothesis import strategies as st
 from prepare_helpers import prepared, some_files
 from test_prepare_contamination import planted as planted_questions
 from test_prepare_contamination import questions
@@ -125,6 +127,49 @@ def test_what_was_planted_for_a_step_is_left_out_by_that_step(registry):
         assert planted
         assert {result.dropped.get(origin) for origin in planted} <= {reason, "near_duplicate"}, reason
         assert any(result.dropped.get(origin) == reason for origin in planted), reason
+
+
+PARTS = [
+    "a\u0301",
+    "\u00e1",
+    "\x00",
+    "\r",
+    "\n",
+    " ",
+    "\t",
+    "\ufeff",
+    "\u2028",
+    "x@y.org ",
+    "+1-212-736-5000",
+    "自由",
+    "é" * 60,
+    "word ",
+    "-" * 50,
+]
+TEXTS = st.lists(st.one_of(st.text(max_size=40), st.lists(st.sampled_from(PARTS), max_size=30).map("".join)), max_size=12)
+LOOSE = {
+    "text": {"unicode": "nfkc", "control": "remove", "trailing_space": "remove"},
+    "secrets": {"policy": "redact"},
+    "personal": {"policy": "redact"},
+    "quality": {"least_characters": 2, "least_letters": 0.1},
+    "repeats": {"times": 5},
+    "duplicates": {"compare": "folded"},
+    "near_duplicates": {"words": 1, "threshold": 0.6},
+    "lines": {"copies": 1, "shortest": 3, "keep_conventions": False},
+}
+
+
+@given(TEXTS)
+def test_any_texts_come_to_rest_and_are_counted(texts):
+    named = {str(number): text for number, text in enumerate(texts) if text.removeprefix("\ufeff").strip()}
+    once = prepared(named, **LOOSE)
+    assert set(once.kept) | set(once.dropped) == set(named)
+    assert "unstable" not in once.reasons()
+    assert all(text.strip() for text in once.kept.values())
+    last = once.record.inventory()[-1]
+    assert (last.documents_after, last.bytes_after) == (len(once.kept), sum(len(t.encode()) for t in once.kept.values()))
+    twice = prepared(once.kept, **LOOSE)
+    assert (twice.kept, twice.dropped) == (once.kept, {})
 
 
 class _Toggle(Step):

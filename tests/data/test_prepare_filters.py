@@ -125,7 +125,7 @@ def test_low_quality_planted_in_real_text_is_found_and_real_text_passes():
     planted = {f"planted/{reason}": text for reason, text in LOW_QUALITY.items()}
     result = prepared(library() | planted, quality={})
     assert {origin: result.dropped.get(origin) for origin in planted} == {f"planted/{reason}": reason for reason in LOW_QUALITY}
-    assert share(len(result.dropped) - len(planted), len(library())) <= 0.015  # measured: 6 of 604, three of them one line long
+    assert share(len(result.dropped) - len(planted), len(library())) <= 0.015  # measured: 4 of 604, three of them one line long
 
 
 def test_every_rule_of_quality_can_be_switched_off():

@@ -48,7 +48,7 @@ def personal_of(seed: int) -> dict[str, str]:
         "phone": f"+49 {number.randint(30, 89)} {number.randint(2345678, 9345678)}",
         "ip-address": f"{number.randint(81, 99)}.{number.randint(1, 254)}.{number.randint(1, 254)}.{number.randint(1, 254)}",
         "iban": next(f"DE{check:02d}{bank}" for check in range(2, 99) if iban(f"DE{check:02d}{bank}")),
-        "card": next(f"{card}{digit}" for digit in range(10) if luhn(f"{card}{digit}")),
+        "card": next(f"{card[:4]} {card[4:8]} {card[8:12]} {card[12:]}{d}" for d in range(10) if luhn(f"{card}{d}")),
         "social-security": f"{number.randint(100, 599)}-{number.randint(10, 99)}-{number.randint(1000, 9999)}",
     }
 
@@ -143,7 +143,8 @@ def test_what_is_redacted_is_gone_counted_and_found_no_more(make):
         "@decorator\ndef f(): pass  # a@b",
         "version 1.2.3.4, 127.0.0.1, 10.0.0.7, 192.168.1.1, 255.255.255.0",
         "call 555-0123 or (212) 555-0199",
-        "1234567890123456 and 4111111111111112 fail the check digit",
+        "4012 8888 8888 1882 and Visa 4111111111111112 fail the check digit",
+        "the product is 4031078400000 * 4012888888881881",
         "pi = 3.14159265358979, 0xDEADBEEF, 2**61 - 1, 2001-02-03, 1970-01-01",
         'password = "your-password-here"',
         'api_key = os.environ["API_KEY"]',
@@ -170,7 +171,7 @@ def test_numbers_are_found_as_people_write_them(number):
         ("iban", "DE89 3704 0044 0532 0130 00"),
         ("iban", "GB82WEST12345698765432"),
         ("card", "4012 8888 8888 1881"),
-        ("card", "378282246310005"),
+        ("card", "3782-822463-10005"),
     ],
 )
 def test_published_numbers_pass_their_check_digits_and_with_one_digit_changed_do_not(kind, number):
@@ -178,6 +179,11 @@ def test_published_numbers_pass_their_check_digits_and_with_one_digit_changed_do
     assert redacted(f"pay {number} now", PERSONAL)[0] == f"pay [{kind} removed] now"
     wrong = number[:-1] + str((int(number[-1]) + 1) % 10)
     assert not redacted(f"pay {wrong} now", PERSONAL)[1]
+
+
+def test_a_long_number_is_a_cards_where_a_word_before_it_says_so():
+    assert redacted("Visa: 4012888888881881", PERSONAL)[0] == "Visa: [card removed]"
+    assert not redacted("discard 4012888888881881", PERSONAL)[1]
 
 
 def test_only_the_kinds_that_were_asked_for_are_looked_for():

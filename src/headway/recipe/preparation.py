@@ -86,7 +86,7 @@ class Quality(Section):
     most_digits: Share = said("share of digits in all that is not white space; 1: no rule", 0.3)
     longest_word: WholeOrZero = said("characters without white space between them, as in encoded data; 0: no rule", 1_000)
     mean_line: WholeOrZero = said("characters of a line on average; 0: no rule, right for prose whose lines are paragraphs", 0)
-    most_repeated_lines: Share = said("share of characters in lines that stood in the document before; 1: no rule", 0.3)
+    most_repeated_lines: Share = said("share of characters in lines that stood in the document before; 1: no rule", 0.5)
 
 
 class Repeats(Section):
@@ -148,7 +148,9 @@ class Prepare(Section):
     quality: Quality | None = said("rules of quality; None: none", None)
     repeats: Repeats | None = said("n-grams in a row; None: not looked for", None)
     contamination: Contamination | None = said("texts of evaluations; None: not looked for", None)
-    duplicates: Duplicates | None = said("equal documents; None: only those that are the same to the byte, by the build", None)
+    duplicates: Duplicates | None = said(
+        "equal documents; None: the build leaves out those that are the same to the byte as one before them in the recipe", None
+    )
     near_duplicates: NearDuplicates | None = said("similar documents; None: kept", None)
     lines: Lines | None = said("lines of many documents; None: kept", None)
     repositories: Repositories | None = said("files to repositories; None: a file is a document", None)

@@ -13,5 +13,5 @@ changed passes the steps again until none changes it any more, and only then do 
 what was prepared changes nothing, and no document is compared with one that is not in the result.
 
 Sources are prepared in the order of their names, whatever their order in the recipe: of equal documents, the one in the source
-whose name sorts first is kept.
+whose name sorts first is kept. (Without the step ``duplicates`` only the build compares, and keeps the first in the recipe.)
 """

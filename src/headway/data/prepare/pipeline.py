@@ -161,6 +161,8 @@ def pass_through(piece: Piece, steps: Sequence[Step], record: SourceRecord) -> t
         last_change = 0
         for number in range(end):
             verdict = steps[number].check(piece)
+            if not verdict.text.strip() and not verdict.dropped:
+                verdict = Verdict(piece.text, "empty", "of what the step left")
             if verdict.dropped:
                 record.steps[number].drop(verdict, piece.origin, _bytes(piece.text))
                 return piece, verdict

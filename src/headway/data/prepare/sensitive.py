@@ -174,7 +174,13 @@ PERSONAL = (
     Pattern(
         "iban", re.compile(r"[A-Z](?<![A-Za-z0-9][A-Z])[A-Z]\d{2}(?: ?[A-Z0-9]{4}){2,7}(?: ?[A-Z0-9]{1,3})?(?![A-Za-z0-9])"), iban
     ),
-    Pattern("card", re.compile(r"\d(?<![\w.+/-]\d)\d{3}([ -]?)\d{4,6}\1\d{4,5}(?:\1\d{1,4})?(?![\w.+/-])"), luhn),
+    Pattern("card", re.compile(r"\d(?<![\w.+/-]\d)\d{3}([ -])(?:\d{4}\1\d{4}\1\d{4}|\d{6}\1\d{5})(?![\w.+/-])"), luhn),
+    Pattern(
+        "card",
+        re.compile(r"[3-6](?<![\w.+/-]\d)\d{14,15}(?![\w.+/-])"),
+        luhn,  # one long number of ten passes: it takes a word before it to be a card's
+        before=re.compile(r"(?i)(?<![a-z])(?:(?:credit|debit|master)? ?card|visa|amex|american express|maestro)(?![a-z])[^\n]*$"),
+    ),
     Pattern("social-security", re.compile(r"\d(?<![\w.-]\d)\d{2}-\d{2}-\d{4}(?![\w-])"), social_security, ("-",)),
     Pattern(
         "phone",
