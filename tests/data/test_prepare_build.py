@@ -146,12 +146,20 @@ PARTS = [
     "word ",
     "-" * 50,
 ]
-TEXTS = st.lists(st.one_of(st.text(max_size=40), st.lists(st.sampled_from(PARTS), max_size=30).map("".join)), max_size=12)
+LINES = ["the first of some lines", "a line of other words", "some words of one more", "here are yet others"]
+TEXTS = st.lists(
+    st.one_of(
+        st.text(max_size=40),
+        st.lists(st.sampled_from(PARTS), max_size=30).map("".join),
+        st.lists(st.sampled_from(LINES), max_size=4).map("\n".join),
+    ),
+    max_size=12,
+)
 LOOSE = {
     "text": {"unicode": "nfkc", "control": "remove", "trailing_space": "remove"},
     "secrets": {"policy": "redact"},
     "personal": {"policy": "redact"},
-    "quality": {"least_characters": 2, "least_letters": 0.1},
+    "quality": {"least_characters": 0, "least_letters": 0.1},
     "repeats": {"times": 5},
     "duplicates": {"compare": "folded"},
     "near_duplicates": {"words": 1, "threshold": 0.6},

@@ -22,7 +22,7 @@ from headway.data.prepare.steps import Piece, Step, Verdict
 
 
 class Duplicates(Step):
-    """Remembers 16 bytes of digest per kept document, about 150 bytes with their entry in the dict."""
+    """Remembers a digest of 16 bytes per kept document, about 250 bytes with their entry in the dict."""
 
     name = "duplicates"
 
