@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from headway.recipe import schema, spec
+from headway.recipe import preparation, schema, spec
 from headway.recipe.digests import ADDED, recipe_content
 from headway.recipe.fields import Section
 from headway.recipe.load import load_recipe
@@ -39,6 +39,21 @@ FIRST = {
     "SpikePolicy": "rewind_steps skip_batches recurrence_rate_factor",
     "Permission": "what by",
     "Interventions": "spikes permissions owner",
+    "Text": "unicode control trailing_space",
+    "Extensions": "keep drop",
+    "Code": "vendored generated",
+    "Languages": "keep unknown",
+    "Secrets": "policy",
+    "Personal": "policy kinds",
+    "Quality": "least_characters least_letters most_digits longest_word mean_line most_repeated_lines",
+    "Repeats": "words times",
+    "Contamination": "registry words overlap shortest",
+    "Duplicates": "compare",
+    "NearDuplicates": "threshold words permutations seed",
+    "Lines": "copies shortest keep_conventions",
+    "Repositories": "depth most",
+    "Prepare": "text extensions code languages secrets personal quality repeats contamination duplicates near_duplicates lines "
+    "repositories",
     "Recipe": "kind schema_version name seed objective tokenizer model data stages optimizer stability precision evaluation "
     "interventions",
 }
@@ -82,7 +97,19 @@ latent = { kv_rank = 16, nope_width = 8, rope_width = 4, value_width = 6 }
 experts = { experts = 8, top_k = 2, width = 32 }
 yarn = { factor = 4, original = 64 }
 mup = { base_width = 32 }
-[data]
+[data.prepare]
+extensions = {}
+code = {}
+languages = { keep = ["en"] }
+secrets = {}
+personal = {}
+quality = {}
+repeats = {}
+contamination = { registry = "registry.json" }
+duplicates = {}
+near_duplicates = {}
+lines = {}
+repositories = {}
 [[data.sources]]
 name = "a"
 kind = "undisclosed"
@@ -99,7 +126,9 @@ peak_rate = 1e-3
 every = "20k"
 """
 """Has every section, and of the added keys only those that are sections."""
-GIVEN = {"Model": {"latent", "experts", "yarn", "mup"}}
+GIVEN = {"Model": {"latent", "experts", "yarn", "mup"}, "Data": {"prepare"}}
+PLACES = {"Source": {"path"}, "Contamination": {"registry"}}
+"""Where texts lie is in no digest; what they say is in the manifest's."""
 GIVEN |= {"ModelSpec": GIVEN["Model"], "StageSpec": {"yarn"}}
 
 AS_BEFORE = {
@@ -116,7 +145,8 @@ AS_BEFORE = {
 
 
 def sections() -> dict[str, type[Section]]:
-    return {n: c for n, c in vars(schema).items() if isinstance(c, type) and issubclass(c, Section) and c is not Section}
+    found = vars(schema) | vars(preparation)
+    return {n: c for n, c in found.items() if isinstance(c, type) and issubclass(c, Section) and c is not Section}
 
 
 def saved_classes() -> dict[str, type]:
@@ -167,7 +197,7 @@ def test_at_their_defaults_added_keys_are_left_out(everything):
         name = type(section).__name__
         seen.add(name)
         kept = {key.replace("from", "start") if name == "RampPhase" else key for key in plain}
-        wanted = set(FIRST[name].split()) - ({"path"} if name == "Source" else set())
+        wanted = set(FIRST[name].split()) - PLACES.get(name, set())
         assert kept - GIVEN.get(name, set()) == wanted, name
     assert seen == set(sections())
 
@@ -218,3 +248,17 @@ def test_added_keys_that_say_something_are_in_the_digest(everything, tmp_path: P
         before, changed = (load_recipe(tmp_path / "r.toml", overrides) for overrides in (with_it, [*with_it, override]))
         assert changed.digest != before.digest, override
         assert resolve(changed, None).digest() != resolve(before, None).digest(), override
+
+
+def test_what_is_done_to_documents_is_in_the_recipes_digest_and_the_place_of_the_registry_is_not(everything, tmp_path: Path):
+    digests = [everything.digest]
+    for override in (
+        "data.prepare.quality.least_letters=0.5",
+        "data.prepare.near_duplicates.seed=1",
+        "data.prepare.text.unicode=nfc",
+        'data.sources.0.without=["quality"]',
+    ):
+        digests.append(load_recipe(tmp_path / "r.toml", [override]).digest)
+    assert len(set(digests)) == len(digests)
+    moved = load_recipe(tmp_path / "r.toml", ["data.prepare.contamination.registry=elsewhere/registry.json"])
+    assert moved.digest == everything.digest

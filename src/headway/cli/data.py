@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -43,12 +44,26 @@ def tell(what: str, facts: dict[str, Any]) -> None:
     from headway.cli.output import say
 
     lines = {
+        "prepared": lambda: prepared_line(facts),
         "documents": lambda: f"- {facts['source']}: {facts['documents']:,} documents",
         "tokenizer": lambda: f"- tokenizer: {facts['vocabulary']:,} entries, digest {short(facts['digest'])}",
         "reused": lambda: "- the same data was built here before: verified and used again",
     }
     if what in lines:
         say(lines[what]())
+
+
+def prepared_line(facts: dict[str, Any]) -> str:
+    """What preparing a source left of it, and why the rest is out."""
+    from headway.base.units import format_bytes
+
+    reasons = [f"{count:,} {reason.replace('_', ' ')}" for reason, count in facts["dropped"].items()]
+    changed = [f"{step.replace('_', ' ')} {count:,}" for step, count in facts["changed"].items()]
+    reasons += [f"changed by {', '.join(changed)}"] if changed else []
+    reasons += [f"{facts['joined']:,} joined to others"] if facts["joined"] else []
+    left = f"{facts['documents']:,} of {facts['documents_read']:,} documents"
+    size = f"{format_bytes(facts['bytes'])} of {format_bytes(facts['bytes_read'])}"
+    return f"- {facts['source']}: prepared, {left}, {size}; {', '.join(reasons) or 'nothing left out'}"
 
 
 def facts(manifest: Any, directory: Path) -> dict[str, Any]:
@@ -63,6 +78,7 @@ def facts(manifest: Any, directory: Path) -> dict[str, Any]:
             "target_share": source.target_share,
             "chunk_tokens": source.chunk_tokens,
             "dropped": source.dropped,
+            "preparation": [dataclasses.asdict(step) for step in source.preparation],
             "licence": source.licence,
             "digest": source.digest,
         }

@@ -1,6 +1,7 @@
 """Builds a data directory from a recipe: a pure function of the documents and the settings.
 
-    sources -> spool -> shuffle -> held-out candidates | training documents -> tokenizer -> shards -> manifest -> rename
+    sources -> preparation -> spool -> shuffle -> held-out candidates | training documents -> tokenizer -> shards
+            -> manifest -> rename
 
     shuffle     every source's documents once, by a keyed permutation of (data seed, source name)
     held out    the first documents of that order until ``held_out`` tokens. What a token is, only the tokenizer knows, and it
@@ -32,9 +33,10 @@ from headway.base.errors import ConfigError, from_os_error
 from headway.base.files import make_directory
 from headway.data.feistel import derive_key, permute
 from headway.data.manifest import MANIFEST_FILE, DataManifest, SourceEntry, TokenizerEntry, TokenSet
+from headway.data.prepare.pipeline import Preparation
 from headway.data.reader import TokenReader
 from headway.data.shards import SHARD_BYTES, TokenSetWriter
-from headway.data.sources import documents, refuse_undisclosed
+from headway.data.sources import refuse_undisclosed
 from headway.data.spool import Seen, Spool, tokenised
 from headway.data.tokenizer import TOKENIZER_FILE, Tokenizer, train_tokenizer
 from headway.data.workspace import publish, workspace
@@ -101,6 +103,7 @@ class _Build:
         self.seed: int = recipe.seed if recipe.data.seed is None else recipe.data.seed
         self.output = work / "data"
         self.spools: list[Spool] = []
+        self.preparation = Preparation(recipe.data, work, tell)
 
     def run(self) -> DataManifest:
         try:
@@ -113,6 +116,7 @@ class _Build:
             self.output.mkdir()
             return self._produce(inputs)
         finally:
+            self.preparation.close()
             for spool in self.spools:
                 spool.close()
 
@@ -121,7 +125,7 @@ class _Build:
         for number, source in enumerate(self.recipe.data.sources):
             spool = Spool(self.work / f"spool-{number}")
             self.spools.append(spool)
-            spool.fill(documents(source), number, seen)
+            spool.fill(self.preparation.documents(source), number, seen)
             dropped = dict(sorted(spool.dropped.items()))
             if not len(spool):
                 raise ConfigError(
@@ -137,7 +141,7 @@ class _Build:
         sources = [[s.name, spool.digest, len(spool)] for s, spool in zip(recipe.data.sources, self.spools)]
         tokenizer = [recipe.tokenizer.kind, recipe.tokenizer.vocabulary, recipe.tokenizer.document_token]
         settings = [_FORMAT, self.seed, recipe.data.held_out, recipe.data.chunk, self.dtype, self.shard_bytes]
-        return digest_json({"sources": sources, "tokenizer": tokenizer, "settings": settings})
+        return digest_json({"sources": sources, "tokenizer": tokenizer, "settings": settings} | self.preparation.identity())
 
     def _reuse(self, inputs: str) -> DataManifest | None:
         """The build that is already there, verified; None when the directory is empty."""
@@ -197,6 +201,7 @@ class _Build:
                 "tokenizers": tokenizers.__version__,
             },
         )
+        self.preparation.save_report(self.output)
         manifest.save(self.output)
         publish(self.output, self.directory)
         self.tell("written", {"directory": str(self.directory), "digest": manifest.digest()})
@@ -267,6 +272,7 @@ class _Build:
             held_out=held_out,
             dropped=dict(sorted(spool.dropped.items())),
             digest="",
+            preparation=self.preparation.inventory(source.name),
         ).sealed()
 
     def _write_held_out(self, number: int, relative: str, split: _Split, tokenizer: Tokenizer) -> tuple[int, TokenSet | None]:

@@ -28,7 +28,7 @@ BLOCK_BYTES = 2**20
 
 DTYPES = {"uint16": "<u2", "uint32": "<u4"}
 _SEAL = "seal"
-_NOT_CONTENT = ("licence", "provenance", "dropped", "digest")
+_NOT_CONTENT = ("licence", "provenance", "dropped", "digest", "preparation")
 
 
 @dataclass(frozen=True)
@@ -73,6 +73,25 @@ class TokenSet:
 
 
 @dataclass(frozen=True)
+class PreparationStep:
+    """What a step of the preparation did to a source. Bytes are UTF-8 text.
+
+    documents_after = documents_before - left out - ``joined`` to others; ``found``: what was changed in texts, by kind.
+    """
+
+    step: str
+    version: int
+    documents_before: int
+    bytes_before: int
+    documents_after: int
+    bytes_after: int
+    dropped: dict[str, int]  # documents left out, by reason; they are also in the source's own count
+    changed: int  # times that a document's text was changed
+    joined: int
+    found: dict[str, int]
+
+
+@dataclass(frozen=True)
 class SourceEntry:
     """One source: its training tokens, and apart from them its held-out tokens (None: none asked for)."""
 
@@ -90,6 +109,7 @@ class SourceEntry:
     held_out: TokenSet | None
     dropped: dict[str, int]  # documents left out, by reason
     digest: str  # of the content-defining parts of this entry
+    preparation: tuple[PreparationStep, ...] = ()  # inventory of what was read, step by step; none: taken as it was
 
     @property
     def training(self) -> TokenSet:

@@ -24,6 +24,7 @@ from headway.recipe.findings import found
 from headway.recipe.idle_keys import check_idle
 from headway.recipe.lines import KeyPath
 from headway.recipe.model_checks import check_context, check_model, check_nominal, check_samples
+from headway.recipe.preparation import Prepare
 from headway.recipe.schedules import Steps, StepTokens, whole_batches
 
 if TYPE_CHECKING:
@@ -78,7 +79,17 @@ def check_data(data: Data) -> Iterator[Finding]:
                 'set apart at least one sequence of the longest stage, for example held_out = "100k"',
             ),
         )
+    asked = {name for name in Prepare.model_fields if data.prepare and getattr(data.prepare, name) is not None}
     for index, source in enumerate(data.sources):
+        for step in sorted(set(source.without) - asked):
+            yield (
+                ("data", "sources", index, "without"),
+                Problem(
+                    f"source {source.name!r} does without {step}, and no source has that step",
+                    "without names steps of data.prepare that this source is spared",
+                    f"remove it, or add [data.prepare.{step}]",
+                ),
+            )
         needs_path = source.kind in ("text-tree", "jsonl")
         if needs_path and source.path is None:
             yield (

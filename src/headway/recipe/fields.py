@@ -20,6 +20,11 @@ from headway.recipe.schedules import Steps
 T = TypeVar("T")
 
 
+def said(description: str, default: Any = ..., **limits: Any) -> Any:
+    """A field with its description: unit, meaning of None or zero."""
+    return Field(default, description=description, **limits)
+
+
 class Section(BaseModel):
     """A table of the file. Strict types, no unknown keys, no infinities, never changed after reading."""
 

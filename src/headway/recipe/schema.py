@@ -4,6 +4,7 @@
     [objective]      why, what counts, what must hold                 declared, travels with the run
     [tokenizer]      [model]      [optimizer]      [stability]      [precision]      [evaluation]
     [data]           [[data.sources]]                                 where text comes from
+    [data.prepare]                                                    what is done to it, in preparation.py
     [[stages]]       tokens, sequence, batch or ramp, rate, mixture   in order
     [interventions]  who may change what while it runs
 
@@ -14,7 +15,7 @@ made from the descriptions.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -39,17 +40,14 @@ from headway.recipe.fields import (
     Whole,
     WholeOrZero,
 )
+from headway.recipe.fields import said as said
+from headway.recipe.preparation import Prepare, StepName
 
 Shape = Literal["constant", "linear", "cosine", "inverse_sqrt", "one_minus_sqrt"]
 SourceKind = Literal["text-tree", "jsonl", "python-stdlib", "pydoc-topics", "undisclosed"]
 
 # Far above anything that trains, and low enough that every product of sizes stays exact and every plan ends at once.
 LARGEST_WIDTH, LARGEST_HEADS = 2**24, 65_536
-
-
-def said(description: str, default: Any = ..., **limits: Any) -> Any:
-    """A field with its description: unit, meaning of None or zero."""
-    return Field(default, description=description, **limits)
 
 
 # --- objective ----------------------------------------------------------------------------------------------------------
@@ -262,6 +260,7 @@ class Source(Section):
     inventory: Tokens | None = said(
         "unique tokens that there are, as declared, for plans before the data is built; None: not known", None
     )
+    without: Listed[StepName] = said("steps of data.prepare that this source does without", ())
 
 
 class Data(Section):
@@ -272,6 +271,7 @@ class Data(Section):
     chunk: Tokens | None = said("tokens per shuffled chunk of a source; None: 2^floor(log2(tokens / 64)), at most 2^30", None)
     dtype: Literal["auto", "uint16", "uint32"] = said("stored tokens; auto: the smallest type that holds the vocabulary", "auto")
     sources: Some[Source] = said("collections of documents, at least one")
+    prepare: Prepare | None = said("what is done to documents before they become tokens; None: taken as they are", None)
 
 
 # --- stages -------------------------------------------------------------------------------------------------------------

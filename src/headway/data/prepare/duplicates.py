@@ -1,0 +1,102 @@
+"""Exact duplicates: whole documents, and lines of many documents.
+
+Documents. Two texts are equal when their blake2b digests of 128 bits are; "folded" compares them without case and white space.
+
+Lines. A line that stands in ``copies`` kept documents is removed from those that follow. What is repeated by convention stays
+(``keep_conventions``): short lines, the comment at the head of a file with its licence, imports, includes, package and
+namespace declarations, and every line that speaks of copyright or licence. Repetition inside one document is left alone: it is
+the business of the rules of quality. A line is known by xxh3_64: two of 10 M different lines share a digest with a chance of
+3 in a million.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+
+import numpy as np
+import xxhash
+
+from headway.data.prepare.keys import ABSENT, KeyTable
+from headway.data.prepare.steps import Piece, Step, Verdict
+
+
+class Duplicates(Step):
+    """Remembers a digest of 16 bytes per kept document, about 250 bytes with their entry in the dict."""
+
+    name = "duplicates"
+
+    def __init__(self, settings):
+        super().__init__(settings)
+        self._kept: dict[bytes, tuple[str, str]] = {}  # digest -> source, origin: strings that exist anyway
+
+    def check(self, piece: Piece) -> Verdict:
+        holder = self._kept.get(text_digest(piece.text, self.settings["compare"]))
+        if holder is None:
+            return Verdict(piece.text)
+        source, origin = holder
+        return Verdict(piece.text, "duplicate" if source == piece.source else "duplicate_elsewhere", f"{source}: {origin}")
+
+    def keep(self, piece: Piece) -> None:
+        self._kept[text_digest(piece.text, self.settings["compare"])] = (piece.source, piece.origin)
+
+
+def text_digest(text: str, compare: str) -> bytes:
+    folded = " ".join(text.casefold().split()) if compare == "folded" else text
+    return hashlib.blake2b(folded.encode(), digest_size=16).digest()
+
+
+# --- lines
+
+_CONVENTION = re.compile(
+    r"\s*(?:import\b|from\s+\S+\s+import\b|#\s*include\b|#\s*define\b|#\s*pragma\b|using\b|use\s|package\b|namespace\b|require\b"
+    r"|export\b|#!)|.*(?:copyright|\(c\)|©|licen[cs]e|spdx-|all rights reserved|warrant(?:y|ies)|permission (?:is|to)\b)",
+    re.IGNORECASE,
+)
+_COMMENT = re.compile(r"\s*(?:#|//|/\*|\*|--|;|%|<!--|\"\"\"|'''|$)")
+
+
+class Lines(Step):
+    """The table holds the number of kept documents per line."""
+
+    name = "lines"
+
+    def __init__(self, settings):
+        super().__init__(settings)
+        self._documents = KeyTable("lines of kept documents")
+
+    def check(self, piece: Piece) -> Verdict:
+        lines = piece.text.split("\n")
+        counted = long_lines(lines, self.settings["shortest"])
+        full = self._documents.get(line_keys(lines, counted)) >= self.settings["copies"]
+        self.operations["lines looked up"] += len(counted)
+        removed = {counted[int(at)] for at in np.flatnonzero(full)}
+        if self.settings["keep_conventions"] and removed:
+            removed -= conventional(lines)
+        if not removed:
+            return Verdict(piece.text)
+        text = "\n".join(line for number, line in enumerate(lines) if number not in removed)
+        if not text.strip():
+            return Verdict(piece.text, "repeated_lines_only", f"{len(removed):,} lines")
+        return Verdict(text, found={"lines removed": len(removed)})
+
+    def keep(self, piece: Piece) -> None:
+        lines = piece.text.split("\n")
+        keys = np.unique(line_keys(lines, long_lines(lines, self.settings["shortest"])))  # documents are counted, not lines
+        before = self._documents.get(keys)
+        self._documents.put(keys, np.where(before == ABSENT, 1, before + 1))
+
+
+def long_lines(lines: list[str], shortest: int) -> list[int]:
+    """Their numbers."""
+    return [number for number, line in enumerate(lines) if len(line) >= shortest and len(line.strip()) >= shortest]
+
+
+def conventional(lines: list[str]) -> set[int]:
+    """Numbers of the lines that are repeated by convention."""
+    head = next((number for number, line in enumerate(lines) if not _COMMENT.match(line)), len(lines))
+    return {number for number, line in enumerate(lines) if number < head or _CONVENTION.match(line)}
+
+
+def line_keys(lines: list[str], numbers: list[int]) -> np.ndarray:
+    return np.array([xxhash.xxh3_64_intdigest(lines[number].strip().encode()) for number in numbers], np.uint64)

@@ -1,0 +1,154 @@
+"""Near-duplicates by MinHash, and an exact comparison of what it proposes.
+
+    document -> set of shingles (n words in a row) -> signature: the least of each of K keyed hashes over the set
+             -> B bands of R hashes each -> kept documents that share a whole band -> Jaccard of the two sets of shingles
+
+Two sets of similarity s agree in one hash with probability s, so they share a band with 1 - (1 - s^R)^B. R is the largest with
+which a pair at the threshold itself is proposed with 99 %; pairs above it with more. What is proposed is compared exactly
+(up to 64-bit hashes of shingles): nothing below the threshold is left out.
+
+Greedy: a document is compared with those that were kept before it, never with one that was left out itself. So no chain of
+similar documents removes a document that is unlike all that is kept, and preparing the result again changes nothing.
+
+Time is linear: per document K hashes a shingle, B look-ups and at most ``MOST_CANDIDATES`` comparisons. Memory: per kept
+document B entries of 40 to 72 bytes, about 1 KiB in all with 128 hashes (a million documents: 1 GiB), bounded by the table's
+limit; the sets of shingles lie in a temporary file, 8 bytes per shingle.
+
+Own code and not a library: datasketch, the usual one, holds its bands in Python's dicts and sets, several times this memory, and
+compares signatures where this compares documents. What is needed is a page of numpy that gives the same bits everywhere.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from array import array
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+
+from headway.data.feistel import derive_key
+from headway.data.prepare.keys import KeyTable
+from headway.data.prepare.steps import Piece, Step, Verdict
+from headway.data.prepare.words import shingles, unit_hashes
+
+RECALL_AT_THRESHOLD = 0.99
+MOST_CANDIDATES = 64
+"""Kept documents that one is compared with, those with most shared bands first: bounds the time where many share a template."""
+
+_MIX_A, _MIX_B = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
+_BLOCK_SHINGLES = 4096
+_NONE = -1
+
+
+def banding(permutations: int, threshold: float) -> tuple[int, int]:
+    """(bands, rows of a band) of at most ``permutations`` hashes; one row where even that misses more than it may."""
+    for rows in range(permutations, 1, -1):
+        bands = permutations // rows
+        if 1 - (1 - threshold**rows) ** bands >= RECALL_AT_THRESHOLD:
+            return bands, rows
+    return permutations, 1
+
+
+def keys_of_permutations(seed: int, count: int) -> np.ndarray:
+    """uint64, one per hash."""
+    return np.array([derive_key("minhash", seed, number)[0] for number in range(count)], np.uint64)
+
+
+def signature(shingle_set: np.ndarray, keys: np.ndarray) -> np.ndarray:
+    """The least hash of the set under each key. Memory: a block of shingles times the keys."""
+    least = np.full(len(keys), np.iinfo(np.uint64).max, np.uint64)
+    for start in range(0, len(shingle_set), _BLOCK_SHINGLES):
+        mixed = shingle_set[start : start + _BLOCK_SHINGLES, None] ^ keys
+        mixed *= _MIX_A
+        mixed ^= mixed >> np.uint64(29)
+        mixed *= _MIX_B  # the high bits decide the least, and every bit of a shingle reaches them
+        least = np.minimum(least, mixed.min(axis=0))
+    return least
+
+
+def band_keys(signature_K: np.ndarray, bands: int, rows: int) -> np.ndarray:
+    """uint64 per band: its number and its hashes, mixed."""
+    key = np.arange(bands, dtype=np.uint64)
+    for row in signature_K[: bands * rows].reshape(bands, rows).T:
+        key = (key ^ row) * _MIX_A
+        key ^= key >> np.uint64(32)
+    return key
+
+
+def jaccard(a: np.ndarray, b: np.ndarray) -> float:
+    """Of two sorted sets."""
+    both = len(np.intersect1d(a, b, assume_unique=True))
+    return both / (len(a) + len(b) - both)
+
+
+class NearDuplicates(Step):
+    name = "near_duplicates"
+
+    def __init__(self, settings, directory: Path):
+        super().__init__(settings)
+        self.bands, self.rows = banding(settings["permutations"], settings["threshold"])
+        self._keys = keys_of_permutations(settings["seed"], self.bands * self.rows)
+        self._newest = KeyTable("bands of kept documents")  # band key -> entry; entry = document * bands + band
+        self._older = array("q")  # entry -> the entry before it with the same key
+        self._origins: list[tuple[str, str]] = []
+        self._bounds = array("q", [0])
+        self._shingles = tempfile.TemporaryFile(dir=directory)  # noqa: SIM115 - closed by close()
+        self._pending: tuple[str, np.ndarray, np.ndarray] | None = None
+
+    def check(self, piece: Piece) -> Verdict:
+        shingle_set = shingles(unit_hashes(piece.text), self.settings["words"])
+        if not len(shingle_set):
+            self._pending = None
+            return Verdict(piece.text)
+        self.operations["hashes"] += len(shingle_set) * len(self._keys)
+        keys = band_keys(signature(shingle_set, self._keys), self.bands, self.rows)
+        self._pending = (piece.text, shingle_set, keys)
+        for document in self._candidates(keys):
+            similarity = self._compare(document, shingle_set)
+            if similarity >= self.settings["threshold"]:
+                source, origin = self._origins[document]
+                reason = "near_duplicate" if source == piece.source else "near_duplicate_elsewhere"
+                return Verdict(piece.text, reason, f"{similarity:.3f} of {source}: {origin}")
+        return Verdict(piece.text)
+
+    def keep(self, piece: Piece) -> None:
+        if self._pending is None:
+            return
+        text, shingle_set, keys = self._pending
+        assert text == piece.text, "kept without a check"
+        first = len(self._origins) * self.bands
+        self._older.extend(self._newest.get(keys).tolist())
+        self._newest.put(keys, np.arange(first, first + self.bands))
+        self._origins.append((piece.source, piece.origin))
+        self._shingles.seek(0, os.SEEK_END)
+        self._shingles.write(shingle_set.astype("<u8").tobytes())
+        self._bounds.append(self._bounds[-1] + len(shingle_set))
+
+    def _candidates(self, keys: np.ndarray) -> list[int]:
+        """Kept documents that share a band, by the number of shared bands; of equal ones the older first."""
+        shared: Counter[int] = Counter()
+        for found in self._newest.get(keys).tolist():
+            entry, steps = found, 0
+            while entry != _NONE and steps < MOST_CANDIDATES:
+                shared[entry // self.bands] += 1
+                entry, steps = self._older[entry], steps + 1
+            self.operations["look-ups"] += 1 + steps
+        return sorted(shared, key=lambda document: (-shared[document], document))[:MOST_CANDIDATES]
+
+    def _compare(self, document: int, shingle_set: np.ndarray) -> float:
+        start, end = self._bounds[document], self._bounds[document + 1]
+        small, large = sorted((end - start, len(shingle_set)))
+        if small < self.settings["threshold"] * large:  # even one set inside the other would not be similar enough
+            return 0.0
+        self.operations["comparisons"] += 1
+        self._shingles.flush()
+        kept = np.frombuffer(os.pread(self._shingles.fileno(), 8 * (end - start), 8 * start), "<u8")
+        return jaccard(kept, shingle_set)
+
+    def facts(self):
+        return {"bands": self.bands, "rows": self.rows}
+
+    def close(self) -> None:
+        self._shingles.close()
