@@ -25,7 +25,7 @@ SECTIONS = ("objective", "tokenizer", "model", "optimizer", "stability", "precis
 ADDED = {
     "Model": ADDED_TO_SPEC[ModelSpec] | {"rotary_share"},
     "Experts": ADDED_TO_SPEC[ExpertsSpec],
-    "Source": frozenset({"inventory"}),
+    "Source": frozenset({"inventory", "exclude", "revision", "repository_level"}),
     "Stage": frozenset({"yarn"}),
     "Rate": frozenset({"tail", "batch_rule"}),
     "Optimizer": ADDED_TO_SPEC[OptimizerSpec],
