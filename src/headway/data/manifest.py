@@ -7,7 +7,7 @@
       00-code/held-out/  the same, never trained on
 
 Identity is content: ``digest()`` covers tokens, tokenizer and document ends, and leaves out names of people, licences,
-provenance, versions and time, so the same text gives the same digest on any machine and day.
+provenance, registration, versions and time, so the same text gives the same digest on any machine and day.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ BLOCK_BYTES = 2**20
 """Unit of verification on first touch."""
 
 DTYPES = {"uint16": "<u2", "uint32": "<u4"}
-_NOT_CONTENT = ("licence", "provenance", "dropped", "digest")
+_NOT_CONTENT = ("licence", "provenance", "dropped", "digest", "registered")
 
 
 @dataclass(frozen=True)
@@ -71,6 +71,17 @@ class TokenSet:
 
 
 @dataclass(frozen=True)
+class Registration:
+    """Where a source came from. ``snapshot`` is the digest of its documents as they were read, before any step, those that could
+    not be read by their reason."""
+
+    where: str  # path, URL or data set with its commit
+    snapshot: str
+    found: int  # documents, those that were left out included
+    read_at: str  # realtime, ISO 8601, when reading began
+
+
+@dataclass(frozen=True)
 class SourceEntry:
     """One source: its training tokens, and apart from them its held-out tokens (None: none asked for)."""
 
@@ -88,6 +99,7 @@ class SourceEntry:
     held_out: TokenSet | None
     dropped: dict[str, int]  # documents left out, by reason
     digest: str  # of the content-defining parts of this entry
+    registered: Registration | None = None  # None: written before sources were registered
 
     @property
     def training(self) -> TokenSet:
