@@ -188,6 +188,19 @@ def test_processes_end_with_the_build(sources, tmp_path):
     assert workers() == 0
 
 
+def test_an_interrupted_build_goes_on(sources, undisturbed, tmp_path):
+    """By Ctrl-C, which reaches every process of the terminal's group."""
+    arguments = [str(tmp_path / "data"), "2", "none", *map(str, sources)]
+    command = [sys.executable, str(HERE / "build_child.py"), *arguments]
+    child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    next(line for line in child.stdout if '"tokens"' in line)
+    os.killpg(child.pid, signal.SIGINT)
+    assert child.communicate(timeout=60)[1].count("Traceback") == 1
+    assert child.returncode != 0
+    build(sources, tmp_path / "data")
+    assert same_data(tmp_path / "data", undisturbed)
+
+
 def test_a_process_ends_with_its_owner_whatever_it_waits_for():
     command = [sys.executable, "-m", "headway.data.worker", "1"]  # no child of it: as if the build had ended meanwhile
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:

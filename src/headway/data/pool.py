@@ -80,7 +80,9 @@ class _Pool:
     def _start(self) -> _Worker:
         command = [sys.executable, "-m", "headway.data.worker", str(os.getpid())]
         environment = os.environ | {"TOKENIZERS_PARALLELISM": "false"}  # one core each: processes share them better than threads
-        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
+        process = subprocess.Popen(  # a session of its own: Ctrl-C is the build's to answer, which ends its processes
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, start_new_session=True
+        )
         worker = _Worker(process)
         self._workers.append(worker)
         self._tell(worker, dataclasses.asdict(self._setup))
