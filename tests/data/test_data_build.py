@@ -12,7 +12,7 @@ import pytest
 from data_helpers import small_recipe, write_words
 
 from headway.base.errors import ConfigError, EnvironmentFault
-from headway.data import build, shards
+from headway.data import shards, spool
 from headway.data.build import build_data, choose_dtype, default_chunk
 from headway.data.manifest import DataManifest
 from headway.data.reader import TokenReader
@@ -75,6 +75,22 @@ def test_building_twice_gives_the_same_bytes(texts, tmp_path):
     first, second = files_of(tmp_path / "one"), files_of(tmp_path / "two")
     del first["manifest.json"], second["manifest.json"]
     assert first == second
+
+
+def test_digests_of_earlier_builds_stay(tmp_path):
+    """Change knowingly: data that was built before is then no longer used again, and runs on it are other runs."""
+    texts = write_words(tmp_path / "in-a", 40, seed=1)
+    (texts / "blank.txt").write_text(" \n")
+    (texts / "crlf.txt").write_bytes(b"one\r\ntwo\r\n")
+    lines = [f"line {n} of the second source, made up" for n in range(40)] + [(texts / "text-001.txt").read_text()]
+    (tmp_path / "b.jsonl").write_text("\n".join(json.dumps({"text": line}) for line in lines))
+    sources = [
+        {"name": "a", "kind": "text-tree", "path": str(texts)},
+        {"name": "b", "kind": "jsonl", "path": str(tmp_path / "b.jsonl")},
+    ]
+    manifest = build_data(small_recipe(sources), tmp_path / "data", shard_bytes=1_000)
+    assert manifest.digest() == "sha256:ff9a6fa9be8777020df09ef01d4f5fce2ef072252a7fa591e5f9621f28fed1c3"
+    assert manifest.inputs_digest == "sha256:8f182fc6aafaed58447807f24001168d8803c9ed191faf64309b0170b935f14d"
 
 
 def test_digest_depends_on_text_seed_and_settings(texts, tmp_path):
@@ -150,8 +166,7 @@ def test_a_build_that_dies_leaves_nothing_and_the_next_one_works(texts, tmp_path
     with pytest.raises(Killed):
         build_data(tree_recipe(texts), tmp_path / "data", die)
     assert not (tmp_path / "data").exists()
-    (tmp_path / ".data.building").mkdir(exist_ok=True)  # as SIGKILL would leave it
-    (tmp_path / ".data.building" / "spool-0").write_text("half")
+    (tmp_path / ".data.building" / "rubbish").write_text("of another version")
     assert (
         build_data(tree_recipe(texts), tmp_path / "data").digest() == build_data(tree_recipe(texts), tmp_path / "again").digest()
     )
@@ -166,6 +181,10 @@ def test_a_full_disk_names_path_and_cause(texts, tmp_path, monkeypatch):
     with pytest.raises(EnvironmentFault, match=r"No space left on device\n.*shard-00000.bin\n.*free space"):
         build_data(tree_recipe(texts), tmp_path / "data")
     assert not (tmp_path / "data").exists()
+    monkeypatch.undo()
+    told: list[dict] = []
+    build_data(tree_recipe(texts), tmp_path / "data", lambda what, facts: told.append(facts) if what == "documents" else None)
+    assert [facts["kept"] for facts in told] == [True, True]  # what was finished before the disk was full
     assert not (tmp_path / ".data.building").exists()
 
 
@@ -262,7 +281,7 @@ def test_two_documents_that_are_both_set_apart_leave_nothing_to_train_the_tokeni
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "a.txt").write_text("a short document " * 20)
     (tmp_path / "in" / "b.txt").write_text("a second, far longer document " * 2_000)
-    monkeypatch.setattr(build, "permute", lambda places, size, key: places)  # the short one first: under half of the bytes
+    monkeypatch.setattr(spool, "permute", lambda places, size, key: places)  # the short one first: under half of the bytes
     with pytest.raises(ConfigError, match=r"too few documents for a held-out set, documents found: one 2\n"):
         build_data(tree_recipe({"one": tmp_path / "in"}, held_out=10_000), tmp_path / "data")
 

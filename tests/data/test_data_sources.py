@@ -12,7 +12,7 @@ import pytest
 
 from headway.base.errors import ConfigError, EnvironmentFault
 from headway.data import sources
-from headway.data.sources import Document, documents
+from headway.data.sources import Document, documents, places, python_library
 from headway.recipe.schema import Source
 
 
@@ -42,7 +42,7 @@ def test_python_source_in_its_declared_encoding(tmp_path, monkeypatch):
     (tmp_path / "utf.py").write_bytes(b"\xef\xbb\xbfx = 1\n")
     (tmp_path / "wrong.py").write_bytes(b"x = '\xff\xfe'\n")
     (tmp_path / "unknown.py").write_bytes(b"# coding: no-such\n")
-    monkeypatch.setattr(sources.sysconfig, "get_path", lambda name: str(tmp_path))
+    monkeypatch.setattr(python_library.sysconfig, "get_path", lambda name: str(tmp_path))
     assert list(documents(source("python-stdlib"))) == [
         Document("# -*- coding: latin-1 -*-\nx = 'é'\n", "stdlib/latin.py"),
         Document(None, "stdlib/unknown.py", "undecodable"),
@@ -63,10 +63,10 @@ def test_pydoc_topics_in_another_module_or_nowhere(monkeypatch):
         "pydoc_data": SimpleNamespace(__path__=[]),
         "pydoc_data.elsewhere": SimpleNamespace(topics={"if": "The if statement"}),
     }
-    monkeypatch.setattr(sources.importlib, "import_module", modules.__getitem__)
-    monkeypatch.setattr(sources.pkgutil, "iter_modules", lambda path: [SimpleNamespace(name="elsewhere")])
+    monkeypatch.setattr(python_library.importlib, "import_module", modules.__getitem__)
+    monkeypatch.setattr(python_library.pkgutil, "iter_modules", lambda path: [SimpleNamespace(name="elsewhere")])
     assert list(documents(source("pydoc-topics"))) == [Document("The if statement", "pydoc/if")]
-    monkeypatch.setattr(sources.pkgutil, "iter_modules", lambda path: [])
+    monkeypatch.setattr(python_library.pkgutil, "iter_modules", lambda path: [])
     with pytest.raises(EnvironmentFault, match="no help topics"):
         list(documents(source("pydoc-topics")))
 
@@ -160,7 +160,7 @@ def test_only_regular_files_are_read_and_the_others_are_counted(tmp_path):
 def test_python_source_with_an_encoding_that_is_none(tmp_path, monkeypatch):
     for name in ("idna", "undefined", "hex", "punycode"):
         (tmp_path / f"{name}.py").write_bytes(f"# coding: {name}\nx..y = '\u00e9'\n".encode())
-    monkeypatch.setattr(sources.sysconfig, "get_path", lambda name: str(tmp_path))
+    monkeypatch.setattr(python_library.sysconfig, "get_path", lambda name: str(tmp_path))
     assert {d.dropped for d in documents(source("python-stdlib")) if d.origin != "stdlib/punycode.py"} == {"undecodable"}
 
 
@@ -189,7 +189,7 @@ def test_missing_empty_and_unreadable_sources_are_one_clear_error(tmp_path, monk
             raise PermissionError(13, "Permission denied", str(path))
         return scandir(path)
 
-    scandir = sources.os.scandir
-    monkeypatch.setattr(sources.os, "scandir", denied)
+    scandir = places.os.scandir
+    monkeypatch.setattr(places.os, "scandir", denied)
     with pytest.raises(EnvironmentFault, match=r"cannot read source directory: Permission denied\n.*closed"):
         list(documents(source("text-tree", path=str(tmp_path))))

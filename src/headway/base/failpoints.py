@@ -39,7 +39,20 @@ STEP_POINTS = ("step.begin", "step.gradients", "step.updated", "step.recorded")
 
 EVALUATION_POINTS = ("evaluation.begin",)
 
-ALL = SAVE_POINTS + SNAPSHOT_POINTS + STEP_POINTS + EVALUATION_POINTS
+BUILD_POINTS = (
+    "build.source_read",
+    "build.source_sealed",
+    "build.tokenizer_written",
+    "build.part_begin",
+    "build.part_written",
+    "build.part_sealed",
+    "build.source_assembled",
+    "build.assembled",
+    "build.published",
+)
+"""Every stage of a data build, in order. A build belongs to no run: its tests arm a drill of their own."""
+
+ALL = SAVE_POINTS + SNAPSHOT_POINTS + STEP_POINTS + EVALUATION_POINTS + BUILD_POINTS
 ACTIONS = ("kill", "disk_full", "quota", "io_error", "raise", "hang", "terminate")
 
 

@@ -6,7 +6,7 @@ import dataclasses
 from pathlib import Path
 from typing import Annotated, Any
 
-from cyclopts import Parameter
+from cyclopts import Parameter, validators
 
 from headway.cli.options import Json, Overrides, RecipeArgument
 
@@ -18,20 +18,34 @@ def build(
     out: Annotated[
         Path | None, Parameter(metavar="DIR", help="Where to write. Default: data/NAME, with the recipe's name.")
     ] = None,
+    workers: Annotated[
+        int | None,
+        Parameter(
+            metavar="N",
+            help="Processes that tokenise. The result is the same whatever their number. Default: one per core for much text, "
+            "this one alone for little.",
+            validator=validators.Number(gte=1, lte=1024),
+        ),
+    ] = None,
     overrides: Overrides = None,
     json: Json = False,
 ) -> None:
     """Train the tokenizer and write the token shards that a recipe names.
 
+    A build that was killed or stopped goes on where it was when it is started again: what it had finished is verified and used.
     What was built is described by a manifest; its digest becomes part of the run's identity.
     """
+    import sys
+
+    from headway.cli.data_progress import progress_of
     from headway.cli.describe import default_data, describe
     from headway.cli.output import print_json
     from headway.data.build import build_data
 
     description = describe(recipe, overrides, None, runnable=False)
     directory = out or default_data(description)
-    manifest = build_data(description.loaded, directory, progress=None if json else tell)
+    progress = None if json else progress_of(live=sys.stdout.isatty())
+    manifest = build_data(description.loaded, directory, progress, workers=workers)
     if json:
         print_json(facts(manifest, directory))
     else:
@@ -40,8 +54,15 @@ def build(
 
 def tell(what: str, facts: dict[str, Any]) -> None:
     """One line per stage of the build; progress within a stage is left out."""
-    from headway.base.digests import short
     from headway.cli.output import say
+
+    if line := stage_line(what, facts):
+        say(line)
+
+
+def stage_line(what: str, facts: dict[str, Any]) -> str:
+    """What is told of a stage that has ended; empty: nothing."""
+    from headway.base.digests import short
 
     lines = {
         "prepared": lambda: prepared_line(facts),
@@ -49,8 +70,7 @@ def tell(what: str, facts: dict[str, Any]) -> None:
         "tokenizer": lambda: f"- tokenizer: {facts['vocabulary']:,} entries, digest {short(facts['digest'])}",
         "reused": lambda: "- the same data was built here before: verified and used again",
     }
-    if what in lines:
-        say(lines[what]())
+    return lines[what]() if what in lines else ""
 
 
 def prepared_line(facts: dict[str, Any]) -> str:
@@ -80,6 +100,8 @@ def facts(manifest: Any, directory: Path) -> dict[str, Any]:
             "dropped": source.dropped,
             "preparation": [dataclasses.asdict(step) for step in source.preparation],
             "licence": source.licence,
+            "provenance": source.provenance,
+            "registered": dataclasses.asdict(source.registered) if source.registered else None,
             "digest": source.digest,
         }
         for source in manifest.sources

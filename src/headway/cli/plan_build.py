@@ -109,9 +109,8 @@ def refuse_without_model(wanted: Wanted, extras: frozenset[str], measured: objec
 
 def missing_sources(recipe: Any) -> tuple[str, ...]:
     """A note where text that a recipe names is not there: a plan does not need it, ``data build`` will."""
-    missing = [
-        f"{source.name} ({source.path})" for source in recipe.data.sources if source.path and not Path(source.path).exists()
-    ]
+    here = [s for s in recipe.data.sources if s.path and s.kind != "huggingface" and "://" not in s.path]
+    missing = [f"{source.name} ({source.path})" for source in here if not Path(source.path).exists()]
     if not missing:
         return ()
     there = "does" if len(missing) == 1 else "do"

@@ -3,11 +3,15 @@
     sources -> preparation -> spool -> shuffle -> held-out candidates | training documents -> tokenizer -> shards
             -> manifest -> rename
 
+    registered  where a source came from, when, and the digest of its documents as read
     shuffle     every source's documents once, by a keyed permutation of (data seed, source name)
     held out    the first documents of that order until ``held_out`` tokens. What a token is, only the tokenizer knows, and it
                 must not have seen them: so the first 8 bytes per asked token are kept from its training, and those that
                 were not needed go back to the training documents (no tokenizer worth having averages 8 bytes a token)
-    written     beside the final directory, which appears whole, by one rename, or not at all
+    parts       ranges of the shuffled order, tokenised by several processes, and put together in order: the same bytes whatever
+                the number of processes
+    written     beside the final directory, which appears whole, by one rename, or not at all. A build that was killed leaves its
+                finished sources, tokenizer and parts, sealed by digests; the next one verifies them and goes on
 
 A directory that holds the same build (inputs digest: settings and documents) is verified and reused; one that holds
 anything else is refused, never overwritten.
@@ -17,27 +21,27 @@ from __future__ import annotations
 
 import dataclasses
 import platform
-import re
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import tokenizers
 
 from headway import __version__
-from headway.base.digests import digest_json
-from headway.base.errors import ConfigError, from_os_error
-from headway.base.files import make_directory
-from headway.data.feistel import derive_key, permute
-from headway.data.manifest import MANIFEST_FILE, DataManifest, SourceEntry, TokenizerEntry, TokenSet
+from headway.base.digests import digest_json, sealed
+from headway.base.errors import ConfigError, HeadwayError, from_os_error
+from headway.base.failpoints import hit
+from headway.base.files import make_directory, read_json, write_json
+from headway.data.assemble import Assembly, Progress, Settings, SourceTokens, SourceWork
+from headway.data.manifest import MANIFEST_FILE, DataManifest, Registration, SourceEntry, TokenizerEntry, TokenSet
 from headway.data.prepare.pipeline import Preparation
 from headway.data.reader import TokenReader
-from headway.data.shards import SHARD_BYTES, TokenSetWriter
-from headway.data.sources import refuse_undisclosed
-from headway.data.spool import Seen, Spool, tokenised
+from headway.data.seen import Seen
+from headway.data.shards import SHARD_BYTES
+from headway.data.sources import Opened, open_source, refuse_undisclosed
+from headway.data.spool import AsRead, SealedSpool, Shuffled, Spool, remove, unsealed
 from headway.data.tokenizer import TOKENIZER_FILE, Tokenizer, train_tokenizer
 from headway.data.workspace import publish, workspace
 from headway.recipe.load import LoadedRecipe
@@ -45,19 +49,26 @@ from headway.recipe.load import LoadedRecipe
 if TYPE_CHECKING:
     from headway.recipe.schema import Recipe
 
-Progress = Callable[[str, dict], None]
 _CANDIDATE_BYTES_PER_TOKEN = 8
-_TELL_EVERY_DOCUMENTS = 512
+TOKENIZER_RECEIPT = "tokenizer-receipt.json"
 _FORMAT = 1
 """Raised when the same inputs would give other bytes."""
 
 
 def build_data(
-    recipe: Recipe | LoadedRecipe, directory: Path, progress: Progress | None = None, *, shard_bytes: int = SHARD_BYTES
+    recipe: Recipe | LoadedRecipe,
+    directory: Path,
+    progress: Progress | None = None,
+    *,
+    workers: int | None = None,
+    shard_bytes: int = SHARD_BYTES,
+    part_bytes: int | None = None,
 ) -> DataManifest:
     """Build, or verify and reuse, the data of ``recipe`` in ``directory``.
 
-    ``progress`` is told (what, facts): documents, tokenizer, tokens, written, reused. Errors: ConfigError for an empty
+    ``workers``: processes that tokenise, 1: this one, None: one per core for much text. ``part_bytes``: text of what a killed
+    build may have to do again, per process; None: by the size of the source. Neither shows in the result.
+    ``progress`` is told (what, facts): reading, documents, tokenizer, tokens, written, reused. Errors: ConfigError for an empty
     source, a vocabulary that does not fit, a directory in use for something else; EnvironmentFault for what the machine refuses.
     """
     recipe = recipe.recipe if isinstance(recipe, LoadedRecipe) else recipe
@@ -68,7 +79,8 @@ def build_data(
     make_directory(directory.parent, "directory for the data")
     try:
         with workspace(directory) as work:
-            return _Build(recipe, directory, work, dtype, shard_bytes, tell).run()
+            settings = Settings(dtype=dtype, shard_bytes=shard_bytes, part_bytes=part_bytes, workers=workers)
+            return _Build(recipe, directory, work, settings, tell).run()
     except OSError as error:
         raise from_os_error(error, error.filename or directory, "cannot build the data") from error
 
@@ -86,24 +98,16 @@ def choose_dtype(asked: str, vocabulary: int) -> str:
     return asked
 
 
-@dataclass(frozen=True)
-class _Split:
-    """Document numbers in shuffled order: ``candidates`` come first and are kept from tokenizer training."""
-
-    candidates: np.ndarray
-    training: np.ndarray
-
-
 class _Build:
     """One build; every method is one stage of the drawing above."""
 
-    def __init__(self, recipe: Recipe, directory: Path, work: Path, dtype: str, shard_bytes: int, tell: Progress):
-        self.recipe, self.directory, self.work, self.tell = recipe, directory, work, tell
-        self.dtype, self.shard_bytes = dtype, shard_bytes
+    def __init__(self, recipe: Recipe, directory: Path, work: Path, settings: Settings, tell: Progress):
+        self.recipe, self.directory, self.work, self.settings, self.tell = recipe, directory, work, settings, tell
         self.seed: int = recipe.seed if recipe.data.seed is None else recipe.data.seed
-        self.output = work / "data"
-        self.spools: list[Spool] = []
-        self.preparation = Preparation(recipe.data, work, tell)
+        self.output, self.made = work / "data", work / "made"
+        self.spools: list[SealedSpool] = []
+        self.reads: dict[str, AsRead] = {}  # by source, as far as their documents have been read
+        self.preparation = Preparation(recipe.data, work, self._read_source, tell)
 
     def run(self) -> DataManifest:
         try:
@@ -113,7 +117,7 @@ class _Build:
                 existing = self._reuse(inputs)
                 if existing is not None:
                     return existing
-            self.output.mkdir()
+            self._clear(inputs)
             return self._produce(inputs)
         finally:
             self.preparation.close()
@@ -121,26 +125,71 @@ class _Build:
                 spool.close()
 
     def _gather(self) -> None:
-        seen = Seen()
-        for number, source in enumerate(self.recipe.data.sources):
-            spool = Spool(self.work / f"spool-{number}")
-            self.spools.append(spool)
-            spool.fill(self.preparation.documents(source), number, seen)
-            dropped = dict(sorted(spool.dropped.items()))
-            if not len(spool):
-                raise ConfigError(
-                    f"source {source.name} is empty",
-                    f"a source has at least one document; left out: {dropped or 'none'}",
-                    "check the source's path, or remove it from data.sources and the mixtures",
-                )
-            facts = {"source": source.name, "documents": len(spool), "bytes": spool.total_bytes, "dropped": dropped}
-            self.tell("documents", facts)
+        seen = Seen(self.work / "seen")
+        try:
+            for number, source in enumerate(self.recipe.data.sources):
+                opened = open_source(source)
+                key = self._reading_key(source, opened)
+                directory = self.work / f"spool-{number}"
+                kept = None if self.preparation.compares else SealedSpool.find(directory, key)
+                if kept is None:
+                    self.spools.append(self._read(Spool(directory), number, seen, opened, key))
+                else:
+                    self.spools.append(kept)
+                    for digest in kept.digests():
+                        seen.holder(digest, number)
+                receipt = self.spools[-1].receipt
+                if not receipt.documents:
+                    raise ConfigError(
+                        f"source {source.name} is empty",
+                        f"a source has at least one document; left out: {receipt.dropped or 'none'}",
+                        "check the source's path, or remove it from data.sources and the mixtures",
+                    )
+                facts = {
+                    "source": source.name,
+                    "documents": receipt.documents,
+                    "bytes": receipt.bytes,
+                    "dropped": receipt.dropped,
+                }
+                self.tell("documents", facts | {"kept": kept is not None})
+        finally:
+            seen.close()
+
+    def _read(self, spool: Spool, number: int, seen: Seen, opened: Opened, key: str) -> SealedSpool:
+        source, read_at = self.recipe.data.sources[number], _now()
+        found = self.preparation.documents(source)
+        try:
+            spool.fill(
+                found, number, seen, lambda n, size: self.tell("reading", {"source": source.name, "documents": n, "bytes": size})
+            )
+            hit("build.source_read", number)
+            sealed = spool.seal(key=key, where=opened.where, read=self.reads[source.name], read_at=read_at)
+        finally:
+            spool.close()
+        hit("build.source_sealed", number)
+        return sealed
+
+    def _read_source(self, source: Any) -> AsRead:
+        """Its documents as they are found; what passed is remembered for its registration."""
+        self.reads[source.name] = AsRead(open_source(source).documents())
+        return self.reads[source.name]
+
+    def _reading_key(self, source: Any, opened: Opened) -> str:
+        """Of all that a spool follows from: files, settings, program, and the sources before it, whose texts are duplicates here.
+
+        Settings of the data that shape no document are named; whatever else is set there counts.
+        """
+        own = source.model_dump(mode="json", exclude={"licence", "provenance", "cap_epochs", "inventory"})
+        common = self.recipe.data.model_dump(mode="json", exclude={"seed", "held_out", "chunk", "dtype", "sources"})
+        before = [spool.receipt.content for spool in self.spools]
+        program = [_FORMAT, __version__, platform.python_version()]
+        return digest_json({"source": own, "data": common, "before": before, "program": program, "files": opened.stamp()})
 
     def _inputs_digest(self) -> str:
         recipe = self.recipe
-        sources = [[s.name, spool.digest, len(spool)] for s, spool in zip(recipe.data.sources, self.spools)]
+        sources = [[s.name, spool.receipt.content, len(spool)] for s, spool in zip(recipe.data.sources, self.spools)]
         tokenizer = [recipe.tokenizer.kind, recipe.tokenizer.vocabulary, recipe.tokenizer.document_token]
-        settings = [_FORMAT, self.seed, recipe.data.held_out, recipe.data.chunk, self.dtype, self.shard_bytes]
+        settings = [_FORMAT, self.seed, recipe.data.held_out, recipe.data.chunk, self.settings.dtype, self.settings.shard_bytes]
         return digest_json({"sources": sources, "tokenizer": tokenizer, "settings": settings} | self.preparation.identity())
 
     def _reuse(self, inputs: str) -> DataManifest | None:
@@ -166,21 +215,53 @@ class _Build:
         return manifest
 
     def _relabelled(self, manifest: DataManifest) -> DataManifest:
-        """Names of licence and provenance as the recipe has them now: they are no content and change no digest."""
+        """Licence, provenance and registration as they are now: they are no content and change no digest."""
         sources = tuple(
-            dataclasses.replace(entry, licence=source.licence, provenance=source.provenance)
-            for entry, source in zip(manifest.sources, self.recipe.data.sources, strict=True)
+            dataclasses.replace(
+                entry, licence=source.licence, provenance=source.provenance, registered=self._registered(number, entry)
+            )
+            for number, (entry, source) in enumerate(zip(manifest.sources, self.recipe.data.sources, strict=True))
         )
         relabelled = dataclasses.replace(manifest, sources=sources)
         if relabelled != manifest:
             relabelled.save(self.directory)
         return relabelled
 
+    def _registered(self, number: int, entry: SourceEntry | None = None) -> Registration:
+        """``entry``: as it was registered before, which stays where the same documents were found in the same place."""
+        receipt = self.spools[number].receipt
+        now = Registration(receipt.where, receipt.snapshot, receipt.found, receipt.read_at)
+        before = entry.registered if entry else None
+        return before if before and dataclasses.replace(before, read_at=now.read_at) == now else now
+
+    def _clear(self, inputs: str) -> None:
+        """Keep tokenizer and parts of the same inputs, nothing of others."""
+        key = sealed({"inputs": inputs, "part_bytes": self.settings.part_bytes, "tokenizers": tokenizers.__version__})
+        try:
+            same = read_json(self.made / "key.json") == key
+        except HeadwayError:
+            same = False
+        if not same:
+            remove(self.made)
+            make_directory(self.made, "directory for parts")
+            write_json(self.made / "key.json", key)
+        remove(self.output)
+        self.output.mkdir()
+
     def _produce(self, inputs: str) -> DataManifest:
-        splits = [self._split(number) for number in range(len(self.spools))]
-        self._refuse_few_documents(splits)
-        tokenizer = self._train(splits)
-        sources = tuple(self._write_source(number, split, tokenizer) for number, split in enumerate(splits))
+        sources = [self._split(number) for number in range(len(self.spools))]
+        self._refuse_few_documents(sources)
+        tokenizer = self._train(sources)
+        assembly = Assembly(
+            sources=sources,
+            seed=self.seed,
+            held_out=self.recipe.data.held_out,
+            tokenizer=self.made / TOKENIZER_FILE,
+            document_token=tokenizer.document_token,
+            settings=self.settings,
+            made=self.made,
+        )
+        written = assembly.write(self.output, self.tell)
         manifest = DataManifest(
             name=self.recipe.name,
             tokenizer=TokenizerEntry(
@@ -190,10 +271,10 @@ class _Build:
                 document_token=tokenizer.document_token,
                 document_token_id=tokenizer.document_token_id,
             ),
-            dtype=self.dtype,
-            sources=sources,
+            dtype=self.settings.dtype,
+            sources=tuple(self._entry(number, tokens) for number, tokens in enumerate(written)),
             inputs_digest=inputs,
-            created=datetime.now(UTC).isoformat(timespec="seconds"),
+            created=_now(),
             versions={
                 "headway": __version__,
                 "python": platform.python_version(),
@@ -203,38 +284,47 @@ class _Build:
         )
         self.preparation.save_report(self.output)
         manifest.save(self.output)
+        hit("build.assembled", 0)
         publish(self.output, self.directory)
+        hit("build.published", 0)
         self.tell("written", {"directory": str(self.directory), "digest": manifest.digest()})
         return manifest
 
-    def _split(self, number: int) -> _Split:
+    def _split(self, number: int) -> SourceWork:
         spool, name = self.spools[number], self.recipe.data.sources[number].name
-        order = permute(np.arange(len(spool)), len(spool), derive_key("documents", self.seed, name))
+        order = Shuffled(len(spool), self.seed, name)
+        wanted = min(self.recipe.data.held_out * _CANDIDATE_BYTES_PER_TOKEN, spool.total_bytes // 2)
         position = candidate_bytes = 0
-        wanted_bytes = self.recipe.data.held_out * _CANDIDATE_BYTES_PER_TOKEN
-        while position < len(order) and candidate_bytes < min(wanted_bytes, spool.total_bytes // 2):
-            candidate_bytes += spool.size(int(order[position]))
-            position += 1
-        return _Split(order[:position], order[position:])
+        for block in order.blocks(0, len(spool)):
+            for size in spool.sizes(block).tolist():
+                if candidate_bytes >= wanted:
+                    return SourceWork(name, spool, order, position)
+                candidate_bytes += size
+                position += 1
+        return SourceWork(name, spool, order, position)
 
-    def _refuse_few_documents(self, splits: list[_Split]) -> None:
+    def _refuse_few_documents(self, sources: list[SourceWork]) -> None:
         """Before the tokenizer: what was set apart from its training must not be all there is."""
         if not self.recipe.data.held_out:
             return
-        names = [source.name for source in self.recipe.data.sources]
-        few = [name for name, spool in zip(names, self.spools) if len(spool) < 2]
-        if few or not sum(len(split.training) for split in splits):
-            counts = ", ".join(f"{name} {len(spool):,}" for name, spool in zip(names, self.spools) if not few or name in few)
+        few = [work.name for work in sources if len(work.spool) < 2]
+        if few or all(work.candidates == len(work.spool) for work in sources):
+            counts = ", ".join(f"{work.name} {len(work.spool):,}" for work in sources if not few or work.name in few)
             raise ConfigError(
                 f"too few documents for a held-out set, documents found: {counts}",
                 "whole documents are held out and the tokenizer is trained on the others: two or more a source, and some left",
                 "split the text into more documents (one a file, one a line), or lower data.held_out",
             )
 
-    def _train(self, splits: list[_Split]) -> Tokenizer:
+    def _train(self, sources: list[SourceWork]) -> Tokenizer:
         wanted = self.recipe.tokenizer
-        texts = (text for spool, split in zip(self.spools, splits) for text in spool.texts(split.training))
-        tokenizer = train_tokenizer(texts, vocabulary=wanted.vocabulary, document_token=wanted.document_token)
+        tokenizer = self._trained_before()
+        if tokenizer is None:
+            texts = (text for work in sources for text in _training_texts(work))
+            tokenizer = train_tokenizer(texts, vocabulary=wanted.vocabulary, document_token=wanted.document_token)
+            tokenizer.save(self.made / TOKENIZER_FILE)
+            write_json(self.made / TOKENIZER_RECEIPT, sealed({"tokenizer": tokenizer.digest}))
+            hit("build.tokenizer_written", 0)
         tokenizer.save(self.output / TOKENIZER_FILE)
         if tokenizer.vocabulary != wanted.vocabulary:
             raise ConfigError(
@@ -245,48 +335,47 @@ class _Build:
         self.tell("tokenizer", {"vocabulary": tokenizer.vocabulary, "digest": tokenizer.digest})
         return tokenizer
 
-    def _write_source(self, number: int, split: _Split, tokenizer: Tokenizer) -> SourceEntry:
-        source, spool = self.recipe.data.sources[number], self.spools[number]
-        relative = f"{number:02d}-" + (re.sub(r"[^A-Za-z0-9_-]+", "-", source.name).strip("-") or "source")
-        taken, held_out = self._write_held_out(number, relative, split, tokenizer)
-        training = np.concatenate([split.candidates[taken:], split.training])
-        writer = TokenSetWriter(self.output, relative, dtype=self.dtype, shard_bytes=self.shard_bytes)
-        for done, (ids, size) in enumerate(tokenised(spool, training, tokenizer), 1):
-            writer.add(ids, size)
-            if done % _TELL_EVERY_DOCUMENTS == 0 or done == len(training):
-                self.tell("tokens", {"source": source.name, "done": done, "documents": len(training), "tokens": writer.tokens})
-        tokens = writer.finish()
-        _refuse_small(source.name, self.recipe.data.held_out, tokens, held_out)
+    def _trained_before(self) -> Tokenizer | None:
+        """By a build of the same inputs that did not end; None: not, or damaged."""
+        path = self.made / TOKENIZER_RECEIPT
+        try:
+            wanted = unsealed(read_json(path), path)["tokenizer"]
+            found = Tokenizer.load(self.made / TOKENIZER_FILE, self.recipe.tokenizer.document_token)
+        except HeadwayError:
+            return None
+        return found if found.digest == wanted else None
+
+    def _entry(self, number: int, tokens: SourceTokens) -> SourceEntry:
+        source, training = self.recipe.data.sources[number], tokens.training
+        _refuse_small(source.name, self.recipe.data.held_out, training, tokens.held_out)
         return SourceEntry(
             name=source.name,
             kind=str(source.kind),
             licence=source.licence,
             provenance=source.provenance,
-            tokens=tokens.tokens,
-            documents=tokens.documents,
-            bytes=tokens.bytes,
+            tokens=training.tokens,
+            documents=training.documents,
+            bytes=training.bytes,
             target_share=1.0,  # every token but a source's first is a target: decision 0001
-            chunk_tokens=self.recipe.data.chunk or default_chunk(tokens.tokens),
-            shards=tokens.shards,
-            ends=tokens.ends,
-            held_out=held_out,
-            dropped=dict(sorted(spool.dropped.items())),
+            chunk_tokens=self.recipe.data.chunk or default_chunk(training.tokens),
+            shards=training.shards,
+            ends=training.ends,
+            held_out=tokens.held_out,
+            dropped=self.spools[number].receipt.dropped,
             digest="",
             preparation=self.preparation.inventory(source.name),
+            registered=self._registered(number),
         ).sealed()
 
-    def _write_held_out(self, number: int, relative: str, split: _Split, tokenizer: Tokenizer) -> tuple[int, TokenSet | None]:
-        """The held-out set, and how many of the candidates it took."""
-        wanted, taken = self.recipe.data.held_out, 0
-        if not wanted:
-            return 0, None
-        writer = TokenSetWriter(self.output, f"{relative}/held-out", dtype=self.dtype, shard_bytes=self.shard_bytes)
-        for ids, size in tokenised(self.spools[number], split.candidates, tokenizer):
-            if writer.tokens >= wanted:
-                break
-            writer.add(ids, size)
-            taken += 1
-        return taken, writer.finish()
+
+def _training_texts(work: SourceWork) -> Iterator[str]:
+    """What is not a candidate: the tokenizer must not have seen what is held out."""
+    for block in work.order.blocks(work.candidates, len(work.spool)):
+        yield from work.spool.texts(block)
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def default_chunk(tokens: int) -> int:

@@ -7,8 +7,8 @@
       00-code/held-out/  the same, never trained on
 
 Identity is content: ``digest()`` covers tokens, tokenizer and document ends, and leaves out names of people, licences,
-provenance, versions and time, so the same text gives the same digest on any machine and day. The file's ``seal`` covers
-those too: a licence that changes on the disk must not go unseen.
+provenance, registration, versions and time, so the same text gives the same digest on any machine and day. The file's ``seal``
+covers those too: a licence that changes on the disk must not go unseen.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ BLOCK_BYTES = 2**20
 
 DTYPES = {"uint16": "<u2", "uint32": "<u4"}
 _SEAL = "seal"
-_NOT_CONTENT = ("licence", "provenance", "dropped", "digest", "preparation")
+_NOT_CONTENT = ("licence", "provenance", "dropped", "digest", "preparation", "registered")
 
 
 @dataclass(frozen=True)
@@ -92,6 +92,17 @@ class PreparationStep:
 
 
 @dataclass(frozen=True)
+class Registration:
+    """Where a source came from. ``snapshot`` is the digest of its documents as they were read, before any step, those that could
+    not be read by their reason."""
+
+    where: str  # path, URL or data set with its commit
+    snapshot: str
+    found: int  # documents, those that were left out included
+    read_at: str  # realtime, ISO 8601, when reading began
+
+
+@dataclass(frozen=True)
 class SourceEntry:
     """One source: its training tokens, and apart from them its held-out tokens (None: none asked for)."""
 
@@ -110,6 +121,7 @@ class SourceEntry:
     dropped: dict[str, int]  # documents left out, by reason
     digest: str  # of the content-defining parts of this entry
     preparation: tuple[PreparationStep, ...] = ()  # inventory of what was read, step by step; none: taken as it was
+    registered: Registration | None = None  # None: written before sources were registered
 
     @property
     def training(self) -> TokenSet:

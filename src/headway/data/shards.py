@@ -17,6 +17,8 @@ from headway.base.files import make_directory, write_all
 from headway.data.manifest import BLOCK_BYTES, DTYPES, EndsEntry, ShardEntry, TokenSet
 
 SHARD_BYTES = 64 * 2**20
+ENDS_FILE = "documents.ends"
+_ENDS_BYTES = 2**17
 
 
 def block_digests(data: bytes | memoryview) -> tuple[str, ...]:
@@ -38,54 +40,90 @@ def _write(path: Path, data: bytes | memoryview) -> None:
 
 
 class TokenSetWriter:
-    """Appends documents (their tokens, document token first) to the shards of ``root/relative``."""
+    """Appends documents (their tokens, document token first) to the shards of ``root/relative``. Holds one shard in memory."""
 
     def __init__(self, root: Path, relative: str, *, dtype: str, shard_bytes: int = SHARD_BYTES):
         self._root, self._relative = root, relative
         self._type = np.dtype(DTYPES[dtype])
-        self._shard_tokens = max(1, shard_bytes // self._type.itemsize)
-        self._pending: list[np.ndarray] = []
-        self._pending_tokens = 0
+        self._shard = np.empty(max(1, shard_bytes // self._type.itemsize), self._type)
+        self._filled = 0
         self._shards: list[ShardEntry] = []
-        self._ends: list[int] = []
-        self._bytes = 0
+        self._ends = _EndsWriter(root / relative / ENDS_FILE)
+        self._bytes = self._documents = 0
         self.tokens = 0
         make_directory(root / relative, "shard directory")
 
     def add(self, tokens: np.ndarray | list[int], text_bytes: int) -> None:
         """One document."""
         array = np.asarray(tokens, self._type)
-        self.tokens += array.size
+        self.extend(array, np.array([array.size]), text_bytes)
+
+    def extend(self, tokens: np.ndarray, counts: np.ndarray, text_bytes: int) -> None:
+        """Documents of so many tokens each, one after the other; ``text_bytes`` of text in all."""
+        self._ends.append(self.tokens + np.cumsum(counts))
+        self._documents += counts.size
         self._bytes += text_bytes
-        self._ends.append(self.tokens)
-        while array.size:
-            part = array[: self._shard_tokens - self._pending_tokens]
-            self._pending.append(part)
-            self._pending_tokens += part.size
-            array = array[part.size :]
-            if self._pending_tokens == self._shard_tokens:
+        self.tokens += tokens.size
+        while tokens.size:
+            part = tokens[: self._shard.size - self._filled]
+            self._shard[self._filled : self._filled + part.size] = part
+            self._filled += part.size
+            tokens = tokens[part.size :]
+            if self._filled == self._shard.size:
                 self._flush()
 
     def _flush(self) -> None:
-        if not self._pending_tokens:
+        if not self._filled:
             return
-        data = memoryview(np.concatenate(self._pending).tobytes())
+        data = self._shard[: self._filled].view(np.uint8).data
         file = f"{self._relative}/shard-{len(self._shards):05d}.bin"
         first = self._shards[-1].first_token + self._shards[-1].tokens if self._shards else 0
         digest = xxhash.xxh3_128_hexdigest(data)
-        self._shards.append(ShardEntry(file, first, self._pending_tokens, digest, block_digests(data)))
+        self._shards.append(ShardEntry(file, first, self._filled, digest, block_digests(data)))
         _write(self._root / file, data)
-        self._pending, self._pending_tokens = [], 0
+        self._filled = 0
 
     def finish(self) -> TokenSet:
         self._flush()
-        ends = np.asarray(self._ends, "<u8").tobytes()
-        file = f"{self._relative}/documents.ends"
-        _write(self._root / file, ends)
         return TokenSet(
             tokens=self.tokens,
-            documents=len(self._ends),
+            documents=self._documents,
             bytes=self._bytes,
             shards=tuple(self._shards),
-            ends=EndsEntry(file, xxhash.xxh3_128_hexdigest(ends)),
+            ends=EndsEntry(f"{self._relative}/{ENDS_FILE}", self._ends.finish()),
         )
+
+
+class _EndsWriter:
+    """Appends document ends to their file, a piece at a time: there may be more documents than memory holds."""
+
+    def __init__(self, path: Path):
+        self._path, self._digest = path, xxhash.xxh3_128()
+        self._waiting = bytearray()
+        self._descriptor = -1
+
+    def append(self, ends: np.ndarray) -> None:
+        self._waiting += ends.astype("<u8").tobytes()
+        if len(self._waiting) >= _ENDS_BYTES:
+            self._flush()
+
+    def _flush(self) -> None:
+        try:
+            if self._descriptor < 0:
+                self._descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+            self._digest.update(self._waiting)
+            write_all(self._descriptor, bytes(self._waiting))
+        except OSError as error:
+            raise from_os_error(error, self._path, "cannot write document ends") from error
+        self._waiting.clear()
+
+    def finish(self) -> str:
+        """The digest of the file, which is durable."""
+        self._flush()
+        try:
+            os.fsync(self._descriptor)
+        except OSError as error:
+            raise from_os_error(error, self._path, "cannot write document ends") from error
+        finally:
+            os.close(self._descriptor)
+        return self._digest.hexdigest()

@@ -1,4 +1,9 @@
-"""Documents on their way to shards: normalised, without exact duplicates, in a temporary file instead of memory.
+"""Documents on their way to shards: normalised, without exact duplicates, in a directory instead of memory.
+
+    SPOOL/   text           the documents' UTF-8, one after the other
+             ends           uint64 per document: the byte after its last one
+             digests        16 bytes per document
+             receipt.json   written last: digests of the three, what was read and left out; without it the rest is of no use
 
 normalised   line ends become \\n, a byte order mark at the head is removed. Unicode is left as it was written: forms that
              differ (NFC, NFD) are different bytes to a byte-level tokenizer, and code depends on them
@@ -9,52 +14,108 @@ left out     undecodable (lone surrogates too: no UTF-8 can hold them), not_a_re
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
+import os
+import shutil
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
+import xxhash
 
+from headway.base.digests import is_sealed, sealed
+from headway.base.errors import HeadwayError, RunError
+from headway.base.files import make_directory, read_json, write_json
+from headway.base.plain import from_plain
+from headway.data.feistel import derive_key, permute
+from headway.data.seen import DIGEST_BYTES, Seen
 from headway.data.sources import Document
-from headway.data.tokenizer import Tokenizer
 
-_BATCH_DOCUMENTS, _BATCH_BYTES = 512, 4 * 2**20
+RECEIPT = "receipt.json"
+_FILES = ("text", "ends", "digests")
+_TELL_EVERY_DOCUMENTS = 512
+_BLOCK, _PIECE = 2**14, 2**20
+_LEFT_OUT = (2**64 - 1).to_bytes(8, "little")
+"""In a snapshot's digest, in place of a length that no text has."""
 
 
 def normalise(text: str) -> str:
     return text.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n")
 
 
-class Seen:
-    """Digests of all documents kept so far, over all sources, with the number of the source that holds each."""
+class AsRead:
+    """Documents on their way, and the digest of all that passed: texts as they were read, reasons in place of what is left out.
 
-    def __init__(self) -> None:
-        self._by_digest: dict[bytes, int] = {}
+    Names are no content: the same texts in the same order have the same digest wherever they lie.
+    """
 
-    def holder(self, digest: bytes, source: int) -> int | None:
-        """The source that already holds this text; None: nobody did, ``source`` does now."""
-        before = self._by_digest.get(digest)
-        if before is None:
-            self._by_digest[digest] = source
-        return before
+    def __init__(self, documents: Iterable[Document]):
+        self._documents, self._digest = documents, hashlib.sha256()
+        self.count = 0
+
+    def __iter__(self) -> Iterator[Document]:
+        for document in self._documents:
+            self.count += 1
+            if document.text is None:
+                self._digest.update(_LEFT_OUT + document.dropped.encode() + b"\0")
+            else:
+                data = document.text.encode("utf-8", "surrogatepass")
+                self._digest.update(len(data).to_bytes(8, "little") + data)
+            yield document
+
+    @property
+    def digest(self) -> str:
+        return "sha256:" + self._digest.hexdigest()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Receipt:
+    """What a finished spool holds. ``key``: what it was made of and how; ``content``: digest of the kept documents, in order."""
+
+    key: str
+    where: str
+    snapshot: str
+    found: int
+    read_at: str
+    documents: int
+    bytes: int
+    content: str
+    dropped: dict[str, int]
+    files: dict[str, str]  # xxh3_128
 
 
 class Spool:
     """One source's documents, appended once and then read in any order."""
 
-    def __init__(self, path: Path):
-        self._file: BinaryIO = open(path, "w+b")  # noqa: SIM115 - closed by close()
-        self._offsets: list[int] = [0]
+    def __init__(self, directory: Path):
+        """An empty one. What was there is removed."""
+        self.directory = directory
+        remove(directory)
+        make_directory(directory, "directory for documents")
+        self._write: dict[str, BinaryIO] = {name: open(directory / name, "wb") for name in _FILES}  # noqa: SIM115 - closed by close()
+        self._hash = {name: xxhash.xxh3_128() for name in _FILES}
         self._digest = hashlib.sha256()
+        self._documents = self._bytes = 0
         self.dropped: Counter[str] = Counter()
 
-    def fill(self, documents: Iterable[Document], source: int, seen: Seen) -> None:
-        for document in documents:
+    def fill(
+        self,
+        documents: Iterable[Document],
+        source: int,
+        seen: Seen,
+        tell: Callable[[int, int], None] = lambda documents, size: None,
+    ) -> None:
+        """``tell``: documents and bytes kept so far, now and then."""
+        for number, document in enumerate(documents, 1):
             reason = document.dropped or self._keep(normalise(document.text or ""), source, seen)
             if reason:
                 self.dropped[reason] += 1
+            if number % _TELL_EVERY_DOCUMENTS == 0:
+                tell(self._documents, self._bytes)
 
     def _keep(self, text: str, source: int, seen: Seen) -> str:
         """Append ``text``, or say why not."""
@@ -64,58 +125,135 @@ class Spool:
             data = text.encode()
         except UnicodeEncodeError:  # lone surrogates out of JSON escapes
             return "undecodable"
-        digest = hashlib.blake2b(data, digest_size=16).digest()
+        digest = hashlib.blake2b(data, digest_size=DIGEST_BYTES).digest()
         holder = seen.holder(digest, source)
         if holder is not None:
             return "duplicate" if holder == source else "duplicate_elsewhere"
-        self._file.write(data)
-        self._offsets.append(self._offsets[-1] + len(data))
+        self._documents += 1
+        self._bytes += len(data)
+        for name, piece in (("text", data), ("ends", self._bytes.to_bytes(8, "little")), ("digests", digest)):
+            self._write[name].write(piece)
+            self._hash[name].update(piece)
         self._digest.update(digest)
         return ""
 
+    def seal(self, *, key: str, where: str, read: AsRead, read_at: str) -> SealedSpool:
+        """The finished spool, durable."""
+        for file in self._write.values():
+            file.flush()
+            os.fsync(file.fileno())
+        self.close()
+        receipt = Receipt(
+            key=key,
+            where=where,
+            snapshot=read.digest,
+            found=read.count,
+            read_at=read_at,
+            documents=self._documents,
+            bytes=self._bytes,
+            content=self._digest.hexdigest(),
+            dropped=dict(sorted(self.dropped.items())),
+            files={name: hashed.hexdigest() for name, hashed in self._hash.items()},
+        )
+        write_json(self.directory / RECEIPT, sealed(dataclasses.asdict(receipt)))
+        return SealedSpool(self.directory, receipt)
+
+    def close(self) -> None:
+        for file in self._write.values():
+            file.close()
+
+
+class SealedSpool:
+    """A finished spool: nothing of it is held but the two files, mapped and open."""
+
+    def __init__(self, directory: Path, receipt: Receipt):
+        self.directory, self.receipt = directory, receipt
+        self._text = open(directory / "text", "rb")  # noqa: SIM115 - closed by close()
+        self._ends = np.memmap(directory / "ends", "<u8", "r") if receipt.documents else np.zeros(0, "<u8")
+
+    @staticmethod
+    def open(directory: Path) -> SealedSpool:
+        """As its receipt says: whoever asks for it to be read has verified it."""
+        return SealedSpool(directory, _receipt(directory))
+
+    @staticmethod
+    def find(directory: Path, key: str) -> SealedSpool | None:
+        """What a build that was killed had finished, verified; None: nothing, or of other documents, or damaged."""
+        try:
+            receipt = _receipt(directory)
+            whole = receipt.key == key and all(file_digest(directory / n) == d for n, d in receipt.files.items())
+        except (HeadwayError, OSError):
+            return None
+        return SealedSpool(directory, receipt) if whole and set(receipt.files) == set(_FILES) else None
+
     def __len__(self) -> int:
-        return len(self._offsets) - 1
+        return self.receipt.documents
 
     @property
     def total_bytes(self) -> int:
-        return self._offsets[-1]
+        return self.receipt.bytes
 
-    @property
-    def digest(self) -> str:
-        """Of the kept documents in the order they were found."""
-        return self._digest.hexdigest()
+    def starts(self, indices: np.ndarray) -> np.ndarray:
+        return np.where(indices > 0, self._ends[np.maximum(indices, 1) - 1], 0).astype(np.int64)
 
-    def size(self, index: int) -> int:
-        """Bytes of document ``index``."""
-        return self._offsets[index + 1] - self._offsets[index]
+    def sizes(self, indices: np.ndarray) -> np.ndarray:
+        """Bytes of documents."""
+        return self._ends[indices].astype(np.int64) - self.starts(indices)
 
-    def text(self, index: int) -> str:
-        self._file.seek(self._offsets[index])
-        return self._file.read(self.size(index)).decode()
+    def texts(self, indices: np.ndarray) -> Iterator[str]:
+        for start, size in zip(self.starts(indices).tolist(), self.sizes(indices).tolist(), strict=True):
+            self._text.seek(start)
+            yield self._text.read(size).decode()
 
-    def texts(self, order: np.ndarray) -> Iterator[str]:
-        for index in order:
-            yield self.text(int(index))
+    def digests(self) -> Iterator[bytes]:
+        """Of every document, in the order found."""
+        with open(self.directory / "digests", "rb") as file:
+            while digest := file.read(DIGEST_BYTES):
+                yield digest
 
     def close(self) -> None:
-        self._file.close()
+        self._text.close()
 
 
-def tokenised(spool: Spool, order: np.ndarray, tokenizer: Tokenizer) -> Iterator[tuple[np.ndarray, int]]:
-    """Per document of ``order``: its ids, document token first, and its bytes of text. Tokenised in batches."""
-    head = [tokenizer.document_token_id]
-    for batch in _batches(spool, order):
-        ids_of_batch = tokenizer.encode_batch([spool.text(int(index)) for index in batch])
-        for index, ids in zip(batch, ids_of_batch, strict=True):
-            yield np.asarray(head + ids, np.int64), spool.size(int(index))
+def _receipt(directory: Path) -> Receipt:
+    return from_plain(Receipt, unsealed(read_json(directory / RECEIPT, "receipt of documents"), directory / RECEIPT))
 
 
-def _batches(spool: Spool, order: np.ndarray) -> Iterator[np.ndarray]:
-    start = size = 0
-    for at, index in enumerate(order):
-        size += spool.size(int(index))
-        if size >= _BATCH_BYTES or at + 1 - start >= _BATCH_DOCUMENTS:
-            yield order[start : at + 1]
-            start, size = at + 1, 0
-    if start < len(order):
-        yield order[start:]
+def unsealed(plain: Any, path: Path) -> dict[str, Any]:
+    """The content of a sealed object; RunError for one that was altered."""
+    if not isinstance(plain, dict) or not is_sealed(plain):
+        raise RunError(
+            f"{path} was altered", "a receipt carries the digest of its own content", "remove it: the work is done again"
+        )
+    return {name: value for name, value in plain.items() if name != "digest"}
+
+
+def file_digest(path: Path) -> str:
+    """xxh3_128 of a file of any size."""
+    digest = xxhash.xxh3_128()
+    with open(path, "rb") as file:
+        while piece := file.read(_PIECE):
+            digest.update(piece)
+    return digest.hexdigest()
+
+
+def remove(path: Path) -> None:
+    """A file or a directory with all it holds, if it is there."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+class Shuffled:
+    """The documents of a spool in their shuffled order, computed in blocks: position -> document."""
+
+    def __init__(self, documents: int, seed: int, source: str):
+        self.documents, self._key = documents, derive_key("documents", seed, source)
+
+    def block(self, start: int, stop: int) -> np.ndarray:
+        return permute(np.arange(start, stop), self.documents, self._key)
+
+    def blocks(self, start: int, stop: int) -> Iterator[np.ndarray]:
+        for at in range(start, stop, _BLOCK):
+            yield self.block(at, min(at + _BLOCK, stop))

@@ -33,6 +33,9 @@ if TYPE_CHECKING:
 LARGEST_UINT16_VOCABULARY = 2**16
 SMALLEST_CLIP_NORM = 1e-12
 ROUNDING = 1e-9
+READ_FROM_A_PATH = ("text-tree", "code-tree", "jsonl", "parquet", "huggingface")
+KINDS_WITH = {"revision": ("huggingface",), "repository_level": ("code-tree",), "exclude": READ_FROM_A_PATH}
+"""Key of a source -> the kinds that read it."""
 """Shares of a mixture are floats: a source that is taken exactly as often as allowed is not refused."""
 
 
@@ -90,14 +93,21 @@ def check_data(data: Data) -> Iterator[Finding]:
                     f"remove it, or add [data.prepare.{step}]",
                 ),
             )
-        needs_path = source.kind in ("text-tree", "jsonl")
-        if needs_path and source.path is None:
+        if source.kind in READ_FROM_A_PATH and source.path is None:
             yield (
                 ("data", "sources", index, "kind"),
                 Problem(
                     f"source {source.name!r} has no path", f"a source of kind {source.kind} is read from a path", "add path = ..."
                 ),
             )
+        for key, kinds in KINDS_WITH.items():
+            if getattr(source, key) not in (None, ()) and source.kind not in kinds:
+                yield found(
+                    ("data", "sources", index, key),
+                    f"{key} beside kind = {source.kind!r}",
+                    f"it is read for {', '.join(kinds)}",
+                    f"remove {key}",
+                )
 
 
 def check_stage(index: int, stage: Stage) -> Iterator[Finding]:

@@ -26,7 +26,7 @@ ADDED = {
     "Model": ADDED_TO_SPEC[ModelSpec] | {"rotary_share"},
     "Experts": ADDED_TO_SPEC[ExpertsSpec],
     "Data": frozenset({"prepare"}),
-    "Source": frozenset({"inventory", "without"}),
+    "Source": frozenset({"inventory", "without", "exclude", "revision", "repository_level"}),
     "Stage": frozenset({"yarn"}),
     "Rate": frozenset({"tail", "batch_rule"}),
     "Optimizer": ADDED_TO_SPEC[OptimizerSpec],

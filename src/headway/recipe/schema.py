@@ -44,7 +44,7 @@ from headway.recipe.fields import said as said
 from headway.recipe.preparation import Prepare, StepName
 
 Shape = Literal["constant", "linear", "cosine", "inverse_sqrt", "one_minus_sqrt"]
-SourceKind = Literal["text-tree", "jsonl", "python-stdlib", "pydoc-topics", "undisclosed"]
+SourceKind = Literal["text-tree", "code-tree", "jsonl", "parquet", "huggingface", "python-stdlib", "pydoc-topics", "undisclosed"]
 
 # Far above anything that trains, and low enough that every product of sizes stays exact and every plan ends at once.
 LARGEST_WIDTH, LARGEST_HEADS = 2**24, 65_536
@@ -248,12 +248,25 @@ class Source(Section):
 
     name: Name = said("name used in mixtures, records and reports")
     kind: SourceKind = said(
-        "text-tree: files under path; jsonl: a document a line; python-stdlib, pydoc-topics: part of Python; "
+        "text-tree: files under path; code-tree: source code under path, nothing vendored or generated; jsonl: a document "
+        "a line, also .gz and .zst; parquet: a document a row; huggingface: JSONL and Parquet of a data set of the hub; "
+        "python-stdlib, pydoc-topics: part of Python; "
         "undisclosed: text that this file does not name, to be planned and not built"
     )
-    path: str | None = said("directory or file, from the working directory, for text-tree and jsonl; None: the kind knows", None)
+    path: str | None = said(
+        "directory or file, from the working directory, or a URL such as s3://bucket/text (not code-tree); huggingface: the data "
+        "set's name, owner/name; None: the kind knows",
+        None,
+    )
     include: Listed[str] = said("glob patterns of files to take, relative to path; empty: what the kind takes by default", ())
-    field: str = said("key that holds the text, for jsonl", "text")
+    exclude: Listed[str] = said("glob patterns of files to leave out, and to count", ())
+    field: str = said("key or column that holds the text, for jsonl, parquet, huggingface", "text")
+    revision: str | None = said("of a huggingface data set: branch, tag or commit; None: its main branch", None)
+    repository_level: WholeOrZero | None = said(
+        "of a code-tree: so many directories below path name a repository, 0: path is one; None: wherever a .git lies",
+        None,
+        le=100,
+    )
     licence: str = said("licence of the text", "unknown")
     provenance: str = said("where it came from, when, by whom", "")
     cap_epochs: Positive | None = said("most passes over this source that are allowed; None: no cap", None)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -26,7 +26,7 @@ from headway.data.prepare.record import SourceRecord
 from headway.data.prepare.selection import Extensions, Languages
 from headway.data.prepare.sensitive import Personal, Secrets
 from headway.data.prepare.steps import Piece, Step, Verdict
-from headway.data.sources import Document, documents
+from headway.data.sources import Document
 
 if TYPE_CHECKING:
     from headway.recipe.preparation import Prepare
@@ -68,8 +68,11 @@ def make_steps(settings: Prepare, directory: Path) -> list[Step]:
 class Preparation:
     """All sources of one build. Where the recipe has no [data.prepare], documents pass as they are and nothing is recorded."""
 
-    def __init__(self, data: Data, directory: Path, tell: Callable[[str, dict], None]):
-        self._data, self._directory, self._tell = data, directory, tell
+    def __init__(
+        self, data: Data, directory: Path, read: Callable[[Source], Iterable[Document]], tell: Callable[[str, dict], None]
+    ):
+        """``read``: the documents of a source as they are found."""
+        self._data, self._directory, self._read, self._tell = data, directory, read, tell
         self._settings = data.prepare
         self._steps = make_steps(data.prepare, directory) if data.prepare else []
         self._waiting = sorted(data.sources, key=lambda source: source.name)
@@ -79,7 +82,7 @@ class Preparation:
     def documents(self, source: Source) -> Iterator[Document]:
         """Those of ``source``, prepared. Sources are prepared in the order of their names; those before it wait in a file."""
         if self._settings is None:
-            yield from documents(source)
+            yield from self._read(source)
             return
         while source.name not in self._records:
             following = self._waiting.pop(0)
@@ -89,6 +92,11 @@ class Preparation:
             self._stored[following.name] = _store(self._prepared(following), self._directory)
         with self._stored.pop(source.name) as file:
             yield from _restored(file)
+
+    @property
+    def compares(self) -> bool:
+        """Whether what is kept of a source depends on what was read before: then all sources are read again after a kill."""
+        return self._settings is not None
 
     def identity(self) -> dict[str, Any]:
         """What decides the result, for the build's inputs digest: empty where nothing is prepared."""
@@ -126,7 +134,7 @@ class Preparation:
         names = [(step.name, step.version) for step in steps] + ([REPOSITORIES] if repositories else [])
         record = self._records[source.name] = SourceRecord(names)
         left_out: list[Document] = []
-        kept = _kept(source, steps, record, left_out)
+        kept = self._kept(source, steps, record, left_out)
         if repositories:
             kept = _joined(kept, record, repositories.depth, repositories.most)
         for piece in kept:
@@ -136,22 +144,21 @@ class Preparation:
         yield from left_out
         self._tell("prepared", {"source": source.name} | record.summary())
 
-
-def _kept(source: Source, steps: Sequence[Step], record: SourceRecord, left_out: list[Document]) -> Iterator[Piece]:
-    """What goes on; what does not is put into ``left_out`` with its reason."""
-    for document in documents(source):
-        if not _has_text(document):
-            left_out.append(document)
-            continue
-        assert document.text is not None
-        record.read(_bytes(document.text))
-        piece, verdict = pass_through(Piece(document.text, document.origin, source.name), steps, record)
-        if verdict.dropped:
-            left_out.append(Document(None, document.origin, verdict.dropped))
-        else:
-            for step in steps:
-                step.keep(piece)
-            yield piece
+    def _kept(self, source: Source, steps: Sequence[Step], record: SourceRecord, left_out: list[Document]) -> Iterator[Piece]:
+        """What goes on; what does not is put into ``left_out`` with its reason."""
+        for document in self._read(source):
+            if not _has_text(document):
+                left_out.append(document)
+                continue
+            assert document.text is not None
+            record.read(_bytes(document.text))
+            piece, verdict = pass_through(Piece(document.text, document.origin, source.name), steps, record)
+            if verdict.dropped:
+                left_out.append(Document(None, document.origin, verdict.dropped))
+            else:
+                for step in steps:
+                    step.keep(piece)
+                yield piece
 
 
 def pass_through(piece: Piece, steps: Sequence[Step], record: SourceRecord) -> tuple[Piece, Verdict]:

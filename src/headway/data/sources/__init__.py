@@ -1,0 +1,75 @@
+"""Where documents come from: one module per family of sources, one entry per kind in ``KINDS``.
+
+    python-stdlib   source files of the running Python's standard library (a real corpus on every machine)
+    pydoc-topics    the prose of Python's help topics
+    text-tree       one document per regular file under ``path``
+    code-tree       the same for source code: known languages, with repository and licence, without what is vendored or generated
+    jsonl           one document per line, text in ``field``; .gz and .zst are read as they are
+    parquet         one document per row, text in the column ``field``
+    huggingface     the JSONL and Parquet files of a data set of the Hugging Face hub
+    undisclosed     text that nobody has named: it can be planned with, and is refused here
+
+``path`` of text-tree, jsonl and parquet may be a URL that fsspec reads. The order is the same on every machine: by relative
+path, then by line or row. A document that cannot be used is yielded with the reason instead of its text, so that nothing is
+left out without being counted. Text with lone surrogates is passed on and left out by the spool as undecodable. A source that
+cannot be read is one clear error. Nothing that is read is executed or unpickled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from headway.base.errors import ConfigError
+from headway.data.sources.code_tree import open_code_tree
+from headway.data.sources.document import FACTS, Document, Documents, SourceRecipe
+from headway.data.sources.huggingface import open_dataset
+from headway.data.sources.jsonl import open_jsonl
+from headway.data.sources.parquet import open_parquet
+from headway.data.sources.places import Opened
+from headway.data.sources.python_library import open_library, open_topics
+from headway.data.sources.text_tree import open_text_tree
+
+__all__ = ["FACTS", "KINDS", "UNDISCLOSED", "Document", "Documents", "Opened", "SourceRecipe", "documents", "open_source"]
+
+UNDISCLOSED = "undisclosed"
+
+
+def refuse_undisclosed(sources: Iterable[SourceRecipe]) -> None:
+    """ConfigError that names every source of kind undisclosed."""
+    names = [source.name for source in sources if source.kind == UNDISCLOSED]
+    if names:
+        raise ConfigError(
+            f"text that nobody has named cannot be read: {', '.join(names)}",
+            f"a source of kind {UNDISCLOSED} stands for text that the recipe does not say where to find",
+            "it can be planned: headway plan. To build data, give the source another kind and its path",
+        )
+
+
+def _open_undisclosed(source: SourceRecipe) -> Opened:
+    refuse_undisclosed([source])
+    raise AssertionError(source)
+
+
+KINDS: dict[str, Callable[[Any], Opened]] = {
+    "python-stdlib": open_library,
+    "pydoc-topics": open_topics,
+    "text-tree": open_text_tree,
+    "code-tree": open_code_tree,
+    "jsonl": open_jsonl,
+    "parquet": open_parquet,
+    "huggingface": open_dataset,
+    UNDISCLOSED: _open_undisclosed,
+}
+
+
+def open_source(source: SourceRecipe) -> Opened:
+    """Find ``source``: its files, where they lie, how they are read."""
+    if source.kind not in KINDS:
+        raise ConfigError(f"source {source.name}: unknown kind {source.kind!r}", f"known: {', '.join(KINDS)}")
+    return KINDS[source.kind](source)
+
+
+def documents(source: SourceRecipe) -> Documents:
+    """Every document of ``source`` as found, in order. Empty text and duplicates are the build's business."""
+    yield from open_source(source).documents()
