@@ -1,4 +1,4 @@
-"""Builds data in a process of its own, to be killed: DIRECTORY WORKERS DRILL JSONL... tells what it is told as JSON lines."""
+"""Builds data in a process of its own, to be killed: DIRECTORY WORKERS DRILL PREPARE JSONL... Tells what it is told as JSON."""
 
 import json
 import sys
@@ -13,10 +13,11 @@ PART_BYTES, SHARD_BYTES = 6_000, 5_000
 
 
 def main() -> None:
-    directory, workers, drill, *sources = sys.argv[1:]
+    directory, workers, drill, prepare, *sources = sys.argv[1:]
     if drill != "none":
         arm(Path(drill))
-    recipe = small_recipe([{"name": Path(path).stem, "kind": "jsonl", "path": path} for path in sources])
+    named = [{"name": Path(path).stem, "kind": "jsonl", "path": path} for path in sources]
+    recipe = small_recipe(named, **json.loads(prepare))
     build_data(
         recipe,
         Path(directory),

@@ -57,21 +57,24 @@ def undisturbed(sources, tmp_path_factory) -> Path:
     return directory
 
 
-def recipe_of(sources):
-    return small_recipe([{"name": path.stem, "kind": "jsonl", "path": str(path)} for path in sources])
+def recipe_of(sources, **data):
+    return small_recipe([{"name": path.stem, "kind": "jsonl", "path": str(path)} for path in sources], **data)
 
 
 def build(sources, directory, *, workers: int = 1, tell=None) -> DataManifest:
     return build_data(recipe_of(sources), directory, tell, workers=workers, shard_bytes=SHARD_BYTES, part_bytes=PART_BYTES)
 
 
-def start(sources, directory: Path, workers: int = 1, drill: Path | None = None) -> subprocess.Popen[str]:
+def start(
+    sources, directory: Path, workers: int = 1, drill: Path | None = None, prepare: dict | None = None
+) -> subprocess.Popen[str]:
     command = [
         sys.executable,
         str(HERE / "build_child.py"),
         str(directory),
         str(workers),
         str(drill or "none"),
+        json.dumps({"prepare": prepare} if prepare else {}),
         *map(str, sources),
     ]
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
@@ -411,3 +414,20 @@ def test_memory_does_not_follow_the_number_of_documents(tmp_path):
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
         peaks.append(int(done.stdout))
     assert peaks[1] - peaks[0] < 1_500, peaks  # kilobytes: 12 bytes a document
+
+
+@pytest.mark.parametrize("point", ["build.source_sealed", "build.part_sealed"])
+def test_a_prepared_build_that_was_killed_is_the_undisturbed_one(sources, tmp_path, point):
+    """What a source keeps depends on those before it: none of their spools is taken from the killed build."""
+    prepare = {"text": {}, "duplicates": {}, "near_duplicates": {}}
+    undisturbed = tmp_path / "undisturbed"
+    recipe = recipe_of(sources, prepare=prepare)
+    build_data(recipe, undisturbed, shard_bytes=SHARD_BYTES, part_bytes=PART_BYTES)
+    drill = drill_at(tmp_path / "drill", point, 1)
+    first = start(sources, tmp_path / "data", drill=drill, prepare=prepare)
+    first.communicate(timeout=100)
+    assert first.returncode == -signal.SIGKILL
+    build_data(recipe, tmp_path / "data", shard_bytes=SHARD_BYTES, part_bytes=PART_BYTES)
+    assert same_data(tmp_path / "data", undisturbed)
+    steps = DataManifest.load(undisturbed).source("b").preparation
+    assert sum(sum(step.dropped.values()) for step in steps) == 20
