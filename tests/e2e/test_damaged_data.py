@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from conftest_e2e import Bench, trace
 
+from headway.cli.main import run_guarded
 from headway.data.build import build_data
 from headway.data.manifest import DataManifest
 from headway.data.stream import Stream
@@ -61,7 +62,7 @@ def test_D_damage_stops_a_run_that_may_not_go_on_without(damaged, tmp_path):
     assert "block 0" in outcome.reason
 
 
-def test_D_damage_is_left_out_on_record_and_a_replay_gives_the_same(damaged, tmp_path):
+def test_D_damage_is_left_out_on_record_and_a_replay_gives_the_same(damaged, tmp_path, capsys):
     bench, damage = damaged
     run = bench.run(tmp_path / "run", overrides=QUARANTINE)
     assert bench.go(run).state == "complete"
@@ -75,7 +76,11 @@ def test_D_damage_is_left_out_on_record_and_a_replay_gives_the_same(damaged, tmp
     assert (record["stage"], record["first"]) == (place.stage, place.first_sequence)
     rows = [row for row in read_chain_rows(run, current_chain(read_segments(run))).kept if row["kind"] == "step"]
     assert [row["step"] for row in rows] == list(range(1, 25))
-    assert sum(row.get("replaced", 0) for row in rows) >= 1
+    steps = [row["step"] for row in rows if row.get("replaced")]
+    assert steps
+    capsys.readouterr()
+    assert run_guarded(["data", "show", str(run.root), str(steps[0])]) == 0, "what stood in is read, and shown"
+    assert f"left out {damage['tokens']} damaged tokens of words" in capsys.readouterr().out
     again = bench.run(
         tmp_path / "again", overrides=QUARANTINE, faults=[{"point": "step.gradients", "action": "kill", "step": 20}]
     )

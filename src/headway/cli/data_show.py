@@ -118,12 +118,11 @@ class Selected:
 
 
 def opened_run(place: Path, segment: int | None) -> Opened:
-    """The stream of a run: its spec, its skip records, its data."""
-    from headway.base.plain import from_plain
+    """The stream of a run: its spec, its records, its data."""
     from headway.data.inspect.show import Show
     from headway.data.manifest import MANIFEST_FILE
     from headway.data.reader import frozen_manifest
-    from headway.data.stream import Skip, Stream
+    from headway.data.stream import Stream
     from headway.rundir.layout import RunDirectory
 
     if (place / MANIFEST_FILE).is_file() and not (place / "run.json").is_file():
@@ -134,8 +133,8 @@ def opened_run(place: Path, segment: int | None) -> Opened:
         )
     run = RunDirectory.open(place)
     spec, data, member = run.spec(), Path(run.info()["data"]), _segment_of(run, segment)
-    skips = tuple(from_plain(Skip, skip, f"segment {member.id}: skip record") for skip in member.skips) if member else ()
-    return Opened(Show(Stream(spec, skips), data, frozen_manifest(data, spec)), f"run {place}", member.id if member else None)
+    stream = Stream.of_segment(spec, member) if member else Stream(spec)
+    return Opened(Show(stream, data, frozen_manifest(data, spec)), f"run {place}", member.id if member else None)
 
 
 def _segment_of(run: Any, wanted: int | None) -> Any:
@@ -223,6 +222,7 @@ def facts(opened: Opened, found: Selected) -> dict[str, Any]:
         "of": opened.where,
         "segment": opened.segment,
         "skips": [asdict(skip) for skip in opened.show.stream.skips],
+        "quarantines": [asdict(one) for one in opened.show.stream.quarantines],
         "data": str(opened.show.directory),
         "manifest_digest": spec.manifest_digest,
         "tokenizer_digest": spec.tokenizer.digest,
@@ -297,6 +297,9 @@ def heading_lines(opened: Opened, found: Selected) -> Iterator[str]:
     if skips := [skip for skip in show.stream.skips if skip.stage == place.stage]:
         told = ", ".join(f"{skip.count:,} from stream index {skip.first:,} on" for skip in skips)
         yield f"skipped  in this stage: {told}"
+    for one in show.stream.quarantines:
+        since = f"index {one.first:,} of stage {spec.stages[one.stage].name}"
+        yield f"left out {one.tokens:,} damaged tokens of {one.source} from {one.token:,} on, since {since}"
 
 
 def row(sequence: Any) -> list[str]:

@@ -19,10 +19,12 @@ import numpy as np
 
 from headway.base.digests import digest_json
 from headway.base.errors import ConfigError, RunError
+from headway.base.plain import from_plain
 from headway.data.feistel import derive_key, permute
 from headway.data.mixture import assign, counts
 from headway.data.positions import Bad, Entry, SourceShape
 from headway.recipe.spec import Spec
+from headway.rundir.segments import Segment
 
 BLOCK = 4_096
 _KEPT_BLOCKS = 4
@@ -105,6 +107,14 @@ class Stream:
         _check_lengths(spec, self.shapes)
         self._entries = self._derive_entries()
         self._blocks: dict[tuple[int, int], Positions] = {}
+
+    @staticmethod
+    def of_segment(spec: Spec, segment: Segment) -> Stream:
+        """As ``segment`` of a run reads it."""
+        where = f"segment {segment.id}"
+        skips = tuple(from_plain(Skip, record, f"{where}: skip record") for record in segment.skips)
+        quarantines = tuple(from_plain(Quarantine, record, f"{where}: quarantine record") for record in segment.quarantines)
+        return Stream(spec, skips, quarantines)
 
     # --- stages -------------------------------------------------------------------------------------------------------
 

@@ -19,7 +19,7 @@ import numpy as np
 from headway.base.clocks import Clock, SystemClock
 from headway.base.errors import EXIT_CONFIG, EXIT_ENVIRONMENT, EXIT_OK, EXIT_RUN, HeadwayError
 from headway.base.failpoints import guard
-from headway.data.stream import Skip, Stream
+from headway.data.stream import Stream
 from headway.recipe.schedules import Schedule
 from headway.recipe.spec import Spec
 from headway.rundir.events import EventLog, read_events
@@ -241,8 +241,8 @@ class _Supervisor:
             return before
         spec = self._watch.run.spec()
         place = Schedule(spec).place(step)
-        skips = tuple(Skip(**skip) for skip in (parent.skips if parent else ()))
-        first = int(Stream(spec, skips).stream_index(place.stage, np.array([place.first_sequence]))[0])
+        stream = Stream.of_segment(spec, parent) if parent else Stream(spec)
+        first = int(stream.stream_index(place.stage, np.array([place.first_sequence]))[0])
         found = {"source": damage["source"], "token": damage["token"], "tokens": damage["tokens"]}
         record = found | {"stage": place.stage, "first": first}
         self._watch.record("quarantine", **damage, stage=place.stage, first=first)

@@ -21,7 +21,7 @@ from headway.checkpoint.load import Sources, load_state
 from headway.checkpoint.saver import Place, SavePolicy, Saver
 from headway.data.prefetch import Prefetcher
 from headway.data.reader import TokenReader
-from headway.data.stream import Quarantine, Skip, Stream, stream_digests
+from headway.data.stream import Stream, stream_digests
 from headway.data.tokenizer import Tokenizer
 from headway.parallel.group import Member
 from headway.parallel.mesh import Axes
@@ -145,7 +145,7 @@ def set_up(
     crew = join(member, axes, given_up=lambda: stop)
     phases.mark("group")
     reader, tokenizer = open_data(Path(info["data"]), spec)
-    stream = stream_of(spec, chain[-1])
+    stream = Stream.of_segment(spec, chain[-1])
     feed = Feed(stream, reader, schedule, policy.micro_batch_tokens, crew.replica)
     phases.mark("data")
     trainee = build_trainee(spec, crew.mesh, axes.recompute)
@@ -159,12 +159,6 @@ def set_up(
     log.mark("init")
     restore(run)
     return run
-
-
-def stream_of(spec: Spec, segment: Segment) -> Stream:
-    """Under the records in force."""
-    skips, quarantines = (Skip(**record) for record in segment.skips), (Quarantine(**record) for record in segment.quarantines)
-    return Stream(spec, tuple(skips), tuple(quarantines))
 
 
 def log_of(directory: RunDirectory, segment: int, clock: Clock, rank: int) -> StepLog:
