@@ -20,9 +20,10 @@ from headway.base.digests import is_sealed
 from headway.base.errors import ConfigError
 from headway.cli.data import prepared_line
 from headway.data.build import build_data
-from headway.data.manifest import DataManifest
+from headway.data.inspect.verify import verify
+from headway.data.manifest import REPORT_FILE, DataManifest
 from headway.data.prepare import pipeline
-from headway.data.prepare.pipeline import REPORT_FILE, pass_through
+from headway.data.prepare.pipeline import pass_through
 from headway.data.prepare.record import SourceRecord
 from headway.data.prepare.steps import Piece, Step, Verdict
 from headway.data.registry import write_registry
@@ -358,3 +359,14 @@ def test_a_registry_that_is_not_there_stops_the_build_with_one_message(tmp_path)
     with pytest.raises(ConfigError, match=r"(?s)cannot read evaluation registry.*nowhere.json"):
         build_data(recipe_of({"a": write_words(tmp_path / "in", 40)}, prepare), tmp_path / "data")
     assert not (tmp_path / "data").exists()
+
+
+def test_the_report_is_verified_with_the_rest(tmp_path):
+    build_data(recipe_of({"a": write_words(tmp_path / "in", 40)}, {"text": {}}), tmp_path / "data")
+    whole = verify(tmp_path / "data")
+    assert (whole.damages, whole.unlisted) == ((), ())
+    path = tmp_path / "data" / REPORT_FILE
+    path.write_text(path.read_text().replace('"documents": 40', '"documents": 41'))
+    assert [damage.file for damage in verify(tmp_path / "data").damages] == [REPORT_FILE]
+    path.unlink()
+    assert [damage.file for damage in verify(tmp_path / "data").damages] == [REPORT_FILE]

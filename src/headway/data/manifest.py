@@ -23,6 +23,8 @@ from headway.base.files import read_json, write_json
 from headway.base.plain import from_plain
 
 MANIFEST_FILE = "manifest.json"
+REPORT_FILE = "preparation.json"
+"""Of the steps that documents went through, where there were any; beside the manifest."""
 BLOCK_BYTES = 2**20
 """Unit of verification on first touch."""
 

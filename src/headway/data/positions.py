@@ -134,8 +134,9 @@ class SourceShape:
         while wanting.size:
             tried += 1
             if tried >= windows.epoch:
+                name = self.key[-1] if isinstance(self.key, tuple) else self.key
                 raise RunError(
-                    f"every window of source {self.key} is damaged",
+                    f"every window of source {name} is damaged",
                     "a damaged window is replaced by a healthy one of its epoch",
                     "restore the data from a copy",
                 )

@@ -23,9 +23,10 @@ from pathlib import Path
 import xxhash
 
 from headway.base.clocks import Clock, SystemClock
+from headway.base.digests import is_sealed
 from headway.base.errors import ConfigError, HeadwayError
-from headway.base.files import indented_json
-from headway.data.manifest import BLOCK_BYTES, DTYPES, MANIFEST_FILE, DataManifest, TokenSet
+from headway.base.files import indented_json, read_json
+from headway.data.manifest import BLOCK_BYTES, DTYPES, MANIFEST_FILE, REPORT_FILE, DataManifest, TokenSet
 from headway.data.tokenizer import TOKENIZER_FILE
 
 Progress = Callable[[int], None]
@@ -81,6 +82,8 @@ def verify(directory: Path, progress: Progress | None = None, clock: Clock | Non
     manifest, files = _manifest(directory)
     if manifest is not None:
         files += [_check(directory, item, tell) for item in _items(manifest)]
+        if any(source.preparation for source in manifest.sources):
+            files.append(_report(directory))
     unlisted = _unlisted(directory, {file.file for file in files}) if manifest is not None else ()
     seconds = (clock.stamp().boot_ns - began_ns) / 1e9
     return Verified(directory, manifest.digest() if manifest else "", tuple(files), unlisted, seconds)
@@ -138,6 +141,21 @@ def _manifest_damage(path: Path) -> str:
         return "; ".join(f"{p.seen} ({p.rule})" if p.rule else p.seen for p in error.problems).replace(f"{path} is ", "")
     except (OSError, ValueError) as error:  # it changed between the two reads
         return f"cannot be read: {error}"
+
+
+def _report(directory: Path) -> Checked:
+    """Of the preparation: it carries its own seal."""
+    path, seen, size = directory / REPORT_FILE, "", 0
+    try:
+        size = path.stat().st_size
+        content = read_json(path, "report of the preparation") if path.is_file() else None
+        if not isinstance(content, dict) or not is_sealed(content):
+            seen = "its seal is not the digest of what it says"
+    except HeadwayError as error:
+        seen = error.problems[0].seen
+    except OSError as error:
+        seen = f"cannot be read: {error.strerror or error}"
+    return Checked(REPORT_FILE, "preparation", "", size, (Damage(REPORT_FILE, seen),) if seen else ())
 
 
 # --- files ----------------------------------------------------------------------------------------------------------------

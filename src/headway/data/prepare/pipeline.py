@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from headway.base.digests import sealed
 from headway.base.files import write_json
-from headway.data.manifest import PreparationStep
+from headway.data.manifest import REPORT_FILE, PreparationStep
 from headway.data.prepare.code import Code, joined
 from headway.data.prepare.contamination import Contamination
 from headway.data.prepare.duplicates import Duplicates, Lines
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from headway.recipe.preparation import Prepare
     from headway.recipe.schema import Data, Source
 
-REPORT_FILE = "preparation.json"
 MOST_PASSES = 8
 """Of one document: every change takes something away, so two or three are usual. One that needs more is left out."""
 
