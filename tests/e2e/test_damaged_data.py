@@ -15,6 +15,7 @@ from headway.recipe.schedules import Schedule
 from headway.rundir.events import read_events
 from headway.rundir.metrics import read_chain_rows
 from headway.rundir.segments import current_chain, read_segments
+from headway.supervise import supervisor
 
 pytestmark = pytest.mark.e2e
 
@@ -87,6 +88,17 @@ def test_D_damage_is_left_out_on_record_and_a_replay_gives_the_same(damaged, tmp
     assert bench.go(again).state == "complete"
     assert len(read_segments(again)) == 3
     assert trace(again) == trace(run)
+
+
+def test_D_a_large_part_of_a_source_is_not_left_out(damaged, tmp_path, monkeypatch):
+    """The record would outlive the damage: a run whose data is restored must be able to go on."""
+    bench, damage = damaged
+    monkeypatch.setattr(supervisor, "MOST_LEFT_OUT", 0.001)
+    run = bench.run(tmp_path / "run", overrides=QUARANTINE)
+    outcome = bench.go(run, max_fruitless_attempts=1)
+    assert outcome.state == "failed"
+    assert damage["shard"] in outcome.reason
+    assert not any(segment.quarantines for segment in read_segments(run))
 
 
 def test_D_ranks_leave_the_same_out(damaged, tmp_path):

@@ -417,7 +417,8 @@ class Interventions(Section):
     spikes: SpikePolicy = said("policy for loss spikes", SpikePolicy())
     permissions: Listed[Permission] = said("empty: restarts are automatic, everything else is a person's decision", ())
     damaged_data: Literal["stop", "quarantine"] = said(
-        "training tokens that do not have their digest: stop, or go on without them, on record", "stop"
+        "training tokens that do not have their digest: stop, or go on without them (at most a tenth of a source), on record",
+        "stop",
     )
     owner: str = said("who answers for the run while it runs", "")
 

@@ -49,8 +49,8 @@ from headway.supervise.takeover import take_over
 from headway.supervise.writers import await_writers
 
 RELAID = "relaid"
-MOST_QUARANTINES = 64
-"""Damaged blocks that a run goes on without; more of them are a broken disk, which a person should look at."""
+MOST_LEFT_OUT = 0.1
+"""Of a source, that a run goes on without where it is damaged; more is a matter for a person."""
 """The end of a trainer whose last step is committed, and whose next stage another layout trains."""
 
 
@@ -278,7 +278,7 @@ class _Supervisor:
         error = error_of(self._watch.run, end.segment) or {}
         if isinstance(error.get("refused"), str):
             self._refused[error["refused"]] = f"the trainer could not load it: {error_words(error)}"
-        if isinstance(error.get("damage"), dict) and self._may_quarantine():
+        if isinstance(error.get("damage"), dict) and self._may_leave_out(error["damage"]):
             self._damage = error["damage"]
         if end.forced == "lease lost":
             return self._lost()
@@ -292,11 +292,13 @@ class _Supervisor:
             return self._finish("failed", f"the trainer cannot run: {end.reason}", end.code, self._cause(end))
         return None
 
-    def _may_quarantine(self) -> bool:
-        run = self._watch.run
-        segments = read_segments(run)
-        few = not segments or len(segments[-1].quarantines) < MOST_QUARANTINES
-        return few and run.spec().interventions.get("damaged_data") == "quarantine"
+    def _may_leave_out(self, damage: dict[str, Any]) -> bool:
+        """A record stays for good, also when the data has been restored: so only a small part of a source is left out."""
+        spec, segments = self._watch.run.spec(), read_segments(self._watch.run)
+        before = [record for record in (segments[-1].quarantines if segments else ()) if record["source"] == damage["source"]]
+        tokens = damage["tokens"] + sum(record["tokens"] for record in before)
+        has = next(source.tokens for source in spec.sources if source.name == damage["source"])
+        return spec.interventions.get("damaged_data") == "quarantine" and tokens <= MOST_LEFT_OUT * has
 
     def _give_up(self, choice: Choice) -> Outcome:
         end = self._last_end
