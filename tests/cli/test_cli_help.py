@@ -33,6 +33,7 @@ def seconds(*arguments: str) -> float:
 QUICK = [(), ("plan",), ("plan", "compare"), ("plan", "calibrate"), ("run",), ("checkpoint",)]
 
 
+@pytest.mark.slow  # a busy machine is no defect: what help imports is tested always
 @pytest.mark.parametrize("verb", QUICK, ids=" ".join)
 def test_help_comes_at_once(verb):
     script = str(Path(sys.executable).with_name("headway"))
