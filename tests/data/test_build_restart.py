@@ -193,7 +193,7 @@ def test_processes_end_with_the_build(sources, tmp_path):
 
 def test_an_interrupted_build_goes_on(sources, undisturbed, tmp_path):
     """By Ctrl-C, which reaches every process of the terminal's group."""
-    arguments = [str(tmp_path / "data"), "2", "none", *map(str, sources)]
+    arguments = [str(tmp_path / "data"), "2", "none", "{}", *map(str, sources)]
     command = [sys.executable, str(HERE / "build_child.py"), *arguments]
     child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
     next(line for line in child.stdout if '"tokens"' in line)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from data_helpers import small_recipe, write_words
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from prepare_helpers import prepared, some_files
 from test_prepare_contamination import planted as planted_questions
@@ -168,6 +168,8 @@ LOOSE = {
 }
 
 
+@example(["\ufeff\ufeffA"])
+@example(["\x00\ufeffA"])
 @given(TEXTS)
 def test_any_texts_come_to_rest_and_are_counted(texts):
     named = {str(number): text for number, text in enumerate(texts) if text.removeprefix("\ufeff").strip()}
@@ -214,6 +216,26 @@ def test_a_changed_document_passes_again_all_steps_up_to_the_one_that_changed_it
     steps = [_Renames({"old": "b", "new": "a"}), _Renames({"old": "c", "new": "b"}), _OneLess({})]
     assert pass_through(Piece("xxxc", "o", "s"), steps, record)[0].text == "a"
     assert [row.changed for row in record.steps] == [1, 1, 3]
+
+
+class _Sees(Step):
+    name = "sees"
+
+    def __init__(self, seen: list[str]):
+        super().__init__({})
+        self.seen = seen
+
+    def check(self, piece: Piece) -> Verdict:
+        self.seen.append(piece.text)
+        return Verdict(piece.text)
+
+
+def test_the_last_step_has_seen_what_is_kept():
+    """Also where a pass of the first steps alone has changed it once more."""
+    seen: list[str] = []
+    record = SourceRecord([("one_less", 1), ("sees", 1)])
+    assert pass_through(Piece("xxxa", "o", "s"), [_OneLess({}), _Sees(seen)], record)[0].text == "a"
+    assert seen[-1] == "a"
 
 
 # --- builds

@@ -14,7 +14,7 @@ _TRAILING = re.compile(r"[^\S\n]+$", re.MULTILINE)
 
 def normalised(text: str, *, unicode: str = "as written", control: str = "keep", trailing_space: str = "keep") -> str:
     """``text`` by the rules. Control characters go first: one of them may keep two characters from composing."""
-    text = normalise(text)
+    text = normalise(text.lstrip("\ufeff"))  # of several marks the spool would leave all but one
     if control == "remove":
         text = _CONTROL.sub("", text)
     if unicode != "as written":

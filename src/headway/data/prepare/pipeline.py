@@ -1,7 +1,8 @@
 """The steps in their order, and a source's documents on their way through them.
 
-A document passes all steps; where one changed it, it passes again those up to the last that did, until none changes it. Then
-it is kept, and every step is told so. Documents without text, and empty ones, are the spool's business and go by untouched.
+A document passes all steps; where one changed it, it passes again those up to the last that did, and all of them where one of
+these changed it once more, until none changes it. Then it is kept, and every step is told so. Documents without text, and empty
+ones, are the spool's business and go by untouched.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from headway.recipe.preparation import Prepare
     from headway.recipe.schema import Data, Source
 
-MOST_PASSES = 8
+MOST_PASSES = 12
 """Of one document: every change takes something away, so two or three are usual. One that needs more is left out."""
 
 REPOSITORIES = ("repositories", 1)
@@ -177,7 +178,7 @@ def pass_through(piece: Piece, steps: Sequence[Step], record: SourceRecord) -> t
                 piece, last_change = dataclasses.replace(piece, text=verdict.text), number + 1
         if not last_change:
             return piece, verdict
-        end = last_change
+        end = last_change if end == len(steps) else len(steps)  # those behind have not seen what a shorter pass changed
     verdict = Verdict(piece.text, "unstable", f"still changing after {MOST_PASSES} passes")
     record.steps[end - 1].drop(verdict, piece.origin, _bytes(piece.text))
     return piece, verdict
