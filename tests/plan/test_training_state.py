@@ -63,6 +63,23 @@ def test_the_plan_says_the_same_beside_memory_per_rank(layout: str):
     assert section["state_bytes"].value == 18 * COUNT
 
 
+def test_ranks_whose_heads_are_not_counted_have_their_states_alone():
+    """Plans copy key-value heads where tensor ranks are more; the engine refuses that."""
+    few = draft(*GPT, "model.kv_heads=2")
+    names = {
+        tp: {
+            q.name
+            for q in memory_section(
+                PlanFacts(few, where(f"processes_per_node={tp}", f"layouts.default.tp={tp}"), None)
+            ).quantities
+        }
+        for tp in (2, 4)
+    }
+    assert "memory_bytes" in names[2]
+    assert "state_bytes_per_process" in names[4]
+    assert "memory_bytes" not in names[4]
+
+
 # --- Muon
 
 MUON = ("optimizer.kind=muon", "optimizer.matrix_rate=0.02")

@@ -14,6 +14,7 @@ Positions are computed in blocks and the last few blocks are kept, because one s
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -236,8 +237,12 @@ class Stream:
         """How many of the sequences ``u`` stand in for damaged ones: they are repeats, of this epoch or another time."""
         if not self.quarantines:
             return 0
-        whole = Stream(self.spec, self.skips)
-        return int((whole.locate(stage, u).token != self.locate(stage, u).token).sum())
+        return int((self._undamaged.locate(stage, u).token != self.locate(stage, u).token).sum())
+
+    @cached_property
+    def _undamaged(self) -> Stream:
+        """Kept: its blocks serve the steps that follow."""
+        return Stream(self.spec, self.skips)
 
     def _check_caps(self, stage: int, u: int) -> None:
         """The freeze keeps every run within its caps; skips are what can carry one beyond."""

@@ -37,7 +37,8 @@ class Share:
 
     def takes(self, model: ModelSpec) -> bool:
         """Whether the formulas here say what such a rank holds."""
-        return (model.experts is None and model.latent is None) or self.tp == self.cp == 1
+        divides = model.heads % self.tp == model.kv_heads % self.tp == 0  # the engine never copies heads; plans may
+        return self.tp == self.cp == 1 or (divides and model.experts is None and model.latent is None)
 
 
 def rank_quantities(one: Pass, share: Share, optimizer: OptimizerSpec) -> dict[str, Quantity]:
