@@ -25,8 +25,8 @@ SECTIONS = ("objective", "tokenizer", "model", "optimizer", "stability", "precis
 ADDED = {
     "Model": ADDED_TO_SPEC[ModelSpec] | {"rotary_share"},
     "Experts": ADDED_TO_SPEC[ExpertsSpec],
-    "Data": frozenset({"prepare"}),
-    "Source": frozenset({"inventory", "without", "exclude", "revision", "repository_level"}),
+    "Data": frozenset({"prepare", "held_out_by"}),
+    "Source": frozenset({"inventory", "without", "exclude", "revision", "repository_level", "held_out_by", "held_out_at"}),
     "Stage": frozenset({"yarn"}),
     "Rate": frozenset({"tail", "batch_rule"}),
     "Optimizer": ADDED_TO_SPEC[OptimizerSpec],

@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from headway.base.errors import ConfigError
+from headway.data.facts import Table
 from headway.data.manifest import BLOCK_BYTES, DTYPES, DataManifest, SourceEntry
 from headway.data.reader import TokenReader, WindowBatch
 from headway.data.stream import Positions, Share, Stream
@@ -33,6 +34,8 @@ class Piece:
     offset: int  # of the piece in the document, in tokens; 0: it begins here, with the document token
     document_tokens: int
     text: str  # without the document token
+    origin: str | None  # where it was found; None: a build that did not keep it
+    facts: dict[str, str]  # what its source knew of it
 
     @property
     def begins(self) -> bool:
@@ -142,6 +145,7 @@ class Show:
         T = self.spec.stages[place.stage].sequence_length
         positions = self.stream.locate(place.stage, share.u)
         used = np.unique(positions.source)
+        tables = {k: table_of(self.directory, self.manifest.sources[k]) for k in used.tolist()}
         manifest = narrowed(self.manifest, positions, T)
         reader, entry = TokenReader(self.directory, manifest), manifest.tokenizer
         tokenizer = Tokenizer.load(self.directory / entry.file, entry.document_token)
@@ -162,7 +166,7 @@ class Show:
                     tokens=tuple(batch.tokens_BT[at].tolist()),
                     targets=tuple(batch.targets_BT[at].tolist()),
                     counted=((0, T),) if at < len(share.u) - share.padded else (),  # all of a document's tokens: decision 0001
-                    pieces=_pieces(reader, tokenizer, int(renumbered.source[at]), token, batch, at),
+                    pieces=_pieces(reader, tokenizer, int(renumbered.source[at]), token, batch, at, tables[k]),
                 )
             )
         return found
@@ -198,8 +202,14 @@ def _reads(manifest: DataManifest, source: int, start: int, T: int) -> tuple[Byt
     return tuple(found)
 
 
+def table_of(directory: Path, entry: SourceEntry) -> Table | None:
+    """Where training documents are from; None: a build that did not keep it, or data that was copied without it."""
+    facts = entry.document_facts
+    return Table(directory, facts) if facts is not None and (directory / facts.facts.file).exists() else None
+
+
 def _pieces(
-    reader: TokenReader, tokenizer: Tokenizer, source: int, start: int, batch: WindowBatch, row: int
+    reader: TokenReader, tokenizer: Tokenizer, source: int, start: int, batch: WindowBatch, row: int, table: Table | None
 ) -> tuple[Piece, ...]:
     """The borders are those of the batch: what attention sees."""
     tokens_T, document_T = batch.tokens_BT[row], batch.document_BT[row]
@@ -210,5 +220,7 @@ def _pieces(
     for span, column, end in zip(spans, columns, columns[1:]):
         offset = start + column - span.first_token
         text = tokenizer.decode(tokens_T[column + (offset == 0) : end])
-        pieces.append(Piece(span.number, column, end - column, offset, span.end_token - span.first_token, text))
+        known = table[span.number] if table is not None else None
+        origin, facts = (known.origin, dict(known.facts)) if known else (None, {})
+        pieces.append(Piece(span.number, column, end - column, offset, span.end_token - span.first_token, text, origin, facts))
     return tuple(pieces)
