@@ -9,8 +9,8 @@
 
 Keys depend on nothing but the document as it is kept: the same threshold puts it on the same side in every build, whatever the
 seed and whatever else a source holds. So equal texts (but for case and white space) and documents of a repository never straddle
-the sides of a source. Texts that are merely alike can: data.prepare.near_duplicates removes what MinHash finds alike in one build,
-and data.prepare.contamination what repeats registered held-out text (``registry.py``).
+the sides of a source. Texts that are merely alike can: data.prepare.near_duplicates removes what MinHash finds alike in one
+build, and data.prepare.contamination what repeats registered held-out text (``registry.py``).
 
 The threshold is recorded in the manifest. Where the recipe names none it is the lowest that holds out ``held_out`` tokens: a
 token is known to the tokenizer only, which must not have seen what is held out; so documents with the lowest keys are set apart

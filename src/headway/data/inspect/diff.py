@@ -189,6 +189,8 @@ _LISTS = {"shards", "ends", "digest", "name", "document_facts"}
 def _told(entry: SourceEntry) -> dict[str, Any]:
     plain = dataclasses.asdict(entry)
     held_out = plain.pop("held_out") or {"tokens": 0, "documents": 0, "bytes": 0}
+    if plain["registered"]:
+        del plain["registered"]["read_at"]  # when it was read says nothing about it
     facts = entry.document_facts
     return {key: value for key, value in plain.items() if key not in _LISTS} | {
         "held_out": {key: value for key, value in held_out.items() if key not in _LISTS},
