@@ -237,6 +237,16 @@ class TokenReader:
         """int64, mapped: the token after each of a source's training documents."""
         return self._training[source].ends
 
+    def held_out_documents(self, source: str) -> Iterator[np.ndarray]:
+        """The tokens of each held-out document, document token first, verified."""
+        held_out = self._held_out[source]
+        start = 0
+        for end in held_out.ends.tolist():
+            tokens = np.empty(end - start, np.int64)
+            held_out.copy(start, tokens)
+            yield tokens
+            start = end
+
     def held_out_targets(self, source: str, sequence_length: int, tokens: int) -> int:
         """How many held-out tokens are scored: at most ``tokens``, of all but the first. ConfigError: not one whole window is
         there, and what a model does with long context would not be seen."""
