@@ -36,6 +36,7 @@ from headway.base.failpoints import hit
 from headway.base.files import make_directory, read_json, write_json
 from headway.data.assemble import Assembly, Progress, Settings, SourceTokens, SourceWork
 from headway.data.manifest import MANIFEST_FILE, DataManifest, Registration, SourceEntry, TokenizerEntry, TokenSet
+from headway.data.packing import write_packing
 from headway.data.prepare.pipeline import Preparation
 from headway.data.reader import TokenReader
 from headway.data.seen import Seen
@@ -210,7 +211,7 @@ class _Build:
                 "choose another directory, or remove that one if no run needs it",
             )
         TokenReader(self.directory, manifest).verify_all()
-        manifest = self._relabelled(manifest)
+        manifest = self._packed(self._relabelled(manifest), self.directory)
         self.tell("reused", {"directory": str(self.directory), "digest": manifest.digest()})
         return manifest
 
@@ -226,6 +227,28 @@ class _Build:
         if relabelled != manifest:
             relabelled.save(self.directory)
         return relabelled
+
+    def _packed(self, manifest: DataManifest, directory: Path) -> DataManifest:
+        """With the best-fit plans that the recipe's stages read; those that are there stay."""
+        lengths = sorted({stage.sequence for stage in self.recipe.stages if stage.packing == "best-fit"})
+        sources = tuple(self._packed_source(source, lengths, directory) for source in manifest.sources)
+        if sources == manifest.sources:
+            return manifest
+        packed = dataclasses.replace(manifest, sources=sources)
+        if (directory / MANIFEST_FILE).exists():
+            packed.save(directory)
+        return packed
+
+    def _packed_source(self, source: SourceEntry, lengths: list[int], directory: Path) -> SourceEntry:
+        missing = [T for T in lengths if source.packing(T) is None and T <= source.chunk_tokens]
+        plans = list(source.packings)
+        if missing:
+            ends = np.memmap(directory / source.ends.file, "<i8", "r")
+        for T in missing:
+            plans.append(write_packing(directory, source, T, ends))
+            facts = {"source": source.name, "sequence": T, "padding": 1 - plans[-1].target_share}
+            self.tell("packed", facts)
+        return dataclasses.replace(source, packings=tuple(sorted(plans, key=lambda plan: plan.sequence_length)))
 
     def _registered(self, number: int, entry: SourceEntry | None = None) -> Registration:
         """``entry``: as it was registered before, which stays where the same documents were found in the same place."""
@@ -283,6 +306,7 @@ class _Build:
             },
         )
         self.preparation.save_report(self.output)
+        manifest = self._packed(manifest, self.output)
         manifest.save(self.output)
         hit("build.assembled", 0)
         publish(self.output, self.directory)

@@ -17,27 +17,31 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import xxhash
 
 from headway.base.digests import digest_file
 from headway.base.errors import ConfigError, DamagedData, EnvironmentFault, from_os_error
-from headway.data.manifest import BLOCK_BYTES, DTYPES, DataManifest, ShardEntry, TokenSet
+from headway.data.infill import infilled
+from headway.data.manifest import BLOCK_BYTES, DTYPES, DataManifest, Packing, ShardEntry, TokenSet
+from headway.data.packing import packing_digest
 from headway.data.stream import Positions
-from headway.recipe.spec import Spec
+from headway.recipe.spec import Spec, StageSpec
 
 
 @dataclass(frozen=True)
 class WindowBatch:
-    """``tokens_BT`` and ``targets_BT`` are int64 views of one array. ``document_BT`` counts documents within the window,
-    ``position_BT`` restarts at each document token (a document that began before the window starts at 0 too)."""
+    """int64. ``document_BT`` counts documents within the window, ``position_BT`` restarts at each document token (a document that
+    began before the window starts at 0 too). Padding is a document of its own."""
 
     tokens_BT: np.ndarray
     targets_BT: np.ndarray
     document_BT: np.ndarray
     position_BT: np.ndarray
     source_B: np.ndarray
+    scored_BT: np.ndarray | None = None  # bool: which targets count; None: all
 
 
 @dataclass(frozen=True)
@@ -85,6 +89,11 @@ class _Shard:
         first, last = at // size, end // size
         where = {"source": self.source, "token": self.entry.first_token + first, "tokens": last - first}
         return DamagedData({**where, "shard": self.entry.file, "block": block}, fault)
+
+    def rows(self, first: int, last: int) -> np.ndarray:
+        """Rows [first, last) of a file of pairs, as int64."""
+        self.touch(2 * first, 2 * last)
+        return self.tokens[2 * first : 2 * last].view("<i8").reshape(-1, 2)
 
     def verify_all(self) -> None:
         if xxhash.xxh3_128_hexdigest(self.bytes.data) != self.entry.xxh3_128:
@@ -171,11 +180,44 @@ class _Tokens:
             shard.verify_all()
 
 
+class _Plan:
+    """The files of one source's packing."""
+
+    def __init__(self, root: Path, packing: Packing, verify: bool):
+        self._bins = _Shard(root, packing.rows, np.dtype("<u8"), verify, None)
+        self._pieces = _Shard(root, packing.pieces, np.dtype("<u8"), verify, None)
+
+    def pieces(self, bin: int) -> np.ndarray:
+        """Of one bin: first token and tokens of each, int64 (pieces, 2)."""
+        (first, _), (last, _) = self._bins.rows(bin, bin + 2).tolist()
+        return self._pieces.rows(first, last)
+
+    def filled(self, bin: int) -> int:
+        """Tokens of a bin that are no padding."""
+        return int(self._bins.rows(bin, bin + 1)[0, 1])
+
+    def touching(self, first: int, last: int) -> tuple[int, ...]:
+        """The bins that read a token of [first, last), as input or as target."""
+        every = self._pieces.rows(0, self._pieces.entry.tokens // 2)
+        found = np.flatnonzero((every[:, 0] < last) & (every[:, 0] + every[:, 1] >= first))
+        begins = self._bins.rows(0, self._bins.entry.tokens // 2)[:, 0]
+        return tuple(np.unique(begins.searchsorted(found, "right") - 1).tolist())
+
+    def verify_all(self) -> None:
+        self._bins.verify_all()
+        self._pieces.verify_all()
+
+
+def _pairs(positions: Positions) -> Iterator[tuple[int, int]]:
+    return zip(positions.source.tolist(), positions.token.tolist(), strict=True)
+
+
 class TokenReader:
     """Windows of a data directory. Opening maps files and checks sizes, ends and tokenizer; tokens are checked on touch."""
 
     def __init__(self, directory: Path, manifest: DataManifest, verify: bool = True):
-        self.directory, self.manifest = Path(directory), manifest
+        self.directory, self.manifest, self._verify = Path(directory), manifest, verify
+        self._plans: dict[tuple[int, int], _Plan] = {}
         dtype = np.dtype(DTYPES[manifest.dtype])
         self._training = [_Tokens(self.directory, s.training, dtype, verify, s.name) for s in manifest.sources]
         self._held_out = {
@@ -194,6 +236,15 @@ class TokenReader:
         """The shard that is being read at this moment, empty when none: names the culprit of a stall."""
         return next((t.reading for t in [*self._training, *self._held_out.values()] if t.reading), "")
 
+    def _plan(self, source: int, sequence_length: int) -> _Plan:
+        """Of the windows that best fit packs: its files are mapped when it is first asked for."""
+        found = self._plans.get((source, sequence_length))
+        if found is None:
+            packing = self.manifest.sources[source].packing(sequence_length)
+            assert packing is not None, (source, sequence_length)
+            found = self._plans[source, sequence_length] = _Plan(self.directory, packing, self._verify)
+        return found
+
     def _verify_tokenizer(self) -> None:
         path = self.directory / self.manifest.tokenizer.file
         try:
@@ -207,6 +258,81 @@ class TokenReader:
         """Every byte of every shard against its digest."""
         for tokens in [*self._training, *self._held_out.values()]:
             tokens.verify_all()
+        for number, source in enumerate(self.manifest.sources):
+            for packing in source.packings:
+                self._plan(number, packing.sequence_length).verify_all()
+
+    def stage_batch(self, positions: Positions, stage: StageSpec) -> WindowBatch:
+        """The windows at ``positions`` as ``stage`` trains on them: cut or packed, some documents with their middle last."""
+        T = stage.sequence_length
+        try:
+            batch = self._packed_batch(positions, T) if stage.packed else self.window_batch(positions, T)
+        except DamagedData as fault:
+            raise DamagedData(fault.damage | self._damaged_bins(fault.damage), fault) from None
+        if stage.infill is not None:
+            self._infill(batch, positions, stage)
+        return batch
+
+    def _damaged_bins(self, damage: dict[str, Any]) -> dict[str, Any]:
+        """The bins that read the damaged tokens, under every plan of the source: a stream does not know where bins lie."""
+        number = next(k for k, source in enumerate(self.manifest.sources) if source.name == damage["source"])
+        first, last = damage["token"], damage["token"] + damage["tokens"]
+        packed = [
+            {"sequence_length": T, "bins": self._plan(number, T).touching(first, last)}
+            for T in (plan.sequence_length for plan in self.manifest.sources[number].packings)
+        ]
+        return {"packed": packed} if packed else {}
+
+    def _infill(self, batch: WindowBatch, positions: Positions, stage: StageSpec) -> None:
+        """In place, document by document."""
+        assert stage.infill is not None
+        T, names = stage.sequence_length, [source.name for source in self.manifest.sources]
+        for row, (source, token) in enumerate(_pairs(positions)):
+            if stage.infill.sources and names[source] not in stage.infill.sources:
+                continue
+            columns = [*np.flatnonzero(np.diff(batch.document_BT[row], prepend=-1)).tolist(), T]
+            starts = [token + c for c in columns] if not stage.packed else self.pieces(source, token, T)[:, 0].tolist()
+            for start, segment in zip(starts, pairwise(columns)):
+                infilled(
+                    batch.tokens_BT[row],
+                    batch.targets_BT[row],
+                    segment,
+                    document_token=self.manifest.tokenizer.document_token_id,
+                    spec=stage.infill,
+                    key=(names[source], int(positions.epoch[row]), start),
+                )
+
+    def targets(self, positions: Positions, stage: StageSpec) -> int:
+        """How many targets of the windows at ``positions`` count."""
+        if not stage.packed:
+            return len(positions.token) * stage.sequence_length
+        return sum(self._plan(k, stage.sequence_length).filled(b) for k, b in _pairs(positions))
+
+    def pieces(self, source: int, bin: int, sequence_length: int) -> np.ndarray:
+        """First token and tokens of each piece in a bin of a packed source, in its order: int64 (pieces, 2)."""
+        return self._plan(source, sequence_length).pieces(bin)
+
+    def _packed_batch(self, positions: Positions, T: int) -> WindowBatch:
+        B = len(positions.source)
+        pad = self.manifest.tokenizer.document_token_id
+        tokens_BT, targets_BT = np.full((B, T), pad), np.full((B, T), pad)
+        scored_BT, buffer = np.zeros((B, T), bool), np.empty(T + 1, np.int64)
+        rows, columns = [], []
+        for row, (source, bin) in enumerate(_pairs(positions)):
+            column = 0
+            for start, size in self.pieces(source, bin, T).tolist():
+                self._training[source].copy(start, buffer[: size + 1])
+                end = column + size
+                tokens_BT[row, column:end], targets_BT[row, column:end] = buffer[:size], buffer[1 : size + 1]
+                rows.append(row)
+                columns.append(column)
+                column = end
+            scored_BT[row, :column] = True
+            if column < T:
+                rows.append(row)
+                columns.append(column)
+        document_BT, position_BT = _documents(np.array(rows), np.array(columns), B, T)
+        return WindowBatch(tokens_BT, targets_BT, document_BT, position_BT, positions.source, scored_BT)
 
     def window_batch(self, positions: Positions, sequence_length: int) -> WindowBatch:
         """The windows at ``positions``, in that order."""
@@ -258,7 +384,21 @@ def frozen_manifest(directory: Path, spec: Spec) -> DataManifest:
             f"manifest digest: found {manifest.digest()}, frozen {spec.manifest_digest}; differs: {_differing(manifest, spec)}",
             "put its own data back in that place (a symbolic link will do), or build it again from the same documents",
         )
+    _check_plans(manifest, spec, directory)
     return manifest
+
+
+def _check_plans(manifest: DataManifest, spec: Spec, directory: Path) -> None:
+    """They are no content of the data: a directory may have lost them, or have others."""
+    for stage in spec.stages:
+        for source, frozen in zip(spec.sources, stage.packed):
+            plan = manifest.source(source.name).packing(stage.sequence_length)
+            if frozen.bins and (plan is None or packing_digest(plan) != frozen.digest):
+                raise EnvironmentFault(
+                    f"{directory} has {'no' if plan is None else 'another'} plan that packs {source.name} for stage {stage.name}",
+                    "a run reads the windows that it was frozen with",
+                    "build the data again with the run's recipe into the same directory: that adds its plans",
+                )
 
 
 def _differing(manifest: DataManifest, spec: Spec) -> str:

@@ -27,7 +27,7 @@ ADDED = {
     "Experts": ADDED_TO_SPEC[ExpertsSpec],
     "Data": frozenset({"prepare"}),
     "Source": frozenset({"inventory", "without", "exclude", "revision", "repository_level"}),
-    "Stage": frozenset({"yarn"}),
+    "Stage": frozenset({"yarn", "packing", "infill"}),
     "Rate": frozenset({"tail", "batch_rule"}),
     "Optimizer": ADDED_TO_SPEC[OptimizerSpec],
     "Stability": ADDED_TO_SPEC[StabilitySpec],
