@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import shutil
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -20,15 +22,16 @@ from headway.data.manifest import DataManifest
 from headway.data.packing import pack, packing_digest, write_packing
 from headway.data.positions import SourceShape
 from headway.data.reader import TokenReader
-from headway.data.stream import Quarantine, QuarantinedBins, Stream, source_coverage, stream_digests
+from headway.data.stream import Positions, Quarantine, QuarantinedBins, Stream, source_coverage, stream_digests
+from headway.recipe.schedules import Schedule
 from headway.recipe.spec import PackedSpec, Spec
-from headway.train.feed import Feed
+from headway.train.feed import Feed, Replica
 
 
 def chunk_bins(shape: SourceShape, ends: np.ndarray, T: int) -> list:
     """The bins of every chunk."""
     borders = [c * shape.chunk_tokens for c in range(shape.slots)] + [shape.tokens - 1]
-    return [pack(ends, first, last, T) for first, last in zip(borders, borders[1:])]
+    return [pack(ends, first, last, T) for first, last in pairwise(borders)]
 
 
 def packed(spec: Spec, ends: list[np.ndarray], stages: set[int]) -> Spec:
@@ -141,7 +144,14 @@ def built(tmp_path_factory) -> tuple[Path, DataManifest, object]:
     ]
     stages = [
         {"name": "cut", "tokens": 2_000, "sequence": 32, "batch": 128, "mixture": {"short": 1, "long": 1}},
-        {"name": "packed", "tokens": 6_000, "sequence": 64, "batch": 320, "mixture": {"short": 3, "long": 1}, "packing": "best-fit"},
+        {
+            "name": "packed",
+            "tokens": 6_000,
+            "sequence": 64,
+            "batch": 320,
+            "mixture": {"short": 3, "long": 1},
+            "packing": "best-fit",
+        },
     ]
     recipe = small_recipe(sources, stages=stages, held_out=200, chunk=512)
     return root / "data", build_data(recipe, root / "data"), recipe
@@ -201,9 +211,6 @@ def test_windows_hold_whole_documents_and_their_targets(built):
 def test_the_divisor_is_of_the_whole_batch_on_every_replica(built):
     directory, manifest, recipe = built
     spec = freeze(recipe, manifest)
-    from headway.recipe.schedules import Schedule
-    from headway.train.feed import Replica
-
     reader, schedule = TokenReader.open(directory, spec), Schedule(spec)
     step = schedule.first_step(1) + 1
     alone = Feed(Stream(spec), reader, schedule, 128).fetch(step)
@@ -238,8 +245,6 @@ def test_show_reads_what_training_reads(built):
 
 
 def test_another_length_is_added_and_changes_nothing_else(built, tmp_path):
-    import shutil
-
     directory = tmp_path / "data"
     shutil.copytree(built[0], directory)
     _, manifest, recipe = built
@@ -257,8 +262,6 @@ def test_another_length_is_added_and_changes_nothing_else(built, tmp_path):
 
 
 def test_a_run_is_refused_without_its_plan_or_with_another(built, tmp_path):
-    import shutil
-
     shutil.copytree(built[0], tmp_path / "data")
     _, manifest, recipe = built
     spec = freeze(recipe, manifest)
@@ -284,8 +287,6 @@ def test_digests_of_streams_name_plans_only_where_there_are(built):
 
 @pytest.mark.parametrize("name", ["packing-64.bins", "packing-64.pieces"])
 def test_a_damaged_plan_is_found_and_refused(built, tmp_path, name):
-    import shutil
-
     shutil.copytree(built[0], tmp_path / "data")
     _, manifest, recipe = built
     path = next((tmp_path / "data").glob(f"*/{name}"))
@@ -314,8 +315,6 @@ def test_damaged_tokens_are_named_with_the_bins_that_read_them(tmp_path):
     manifest = DataManifest.load(tmp_path)
     reader = TokenReader(tmp_path, manifest)
     plan = source.packings[0]
-    from headway.data.stream import Positions
-
     stage = dataclasses.replace(
         small_spec([("source0", 10, 4)], [(1, 1_024, (65_536,))]).stages[0],
         packing="best-fit",
@@ -327,7 +326,10 @@ def test_damaged_tokens_are_named_with_the_bins_that_read_them(tmp_path):
     (found,) = caught.value.damage["packed"]
     first, tokens = caught.value.damage["token"], caught.value.damage["tokens"]
     wanted = {
-        b for b in range(bins) for start, size in reader.pieces(0, b, 1_024).tolist() if start < first + tokens and start + size >= first
+        b
+        for b in range(bins)
+        for start, size in reader.pieces(0, b, 1_024).tolist()
+        if start < first + tokens and start + size >= first
     }
     assert set(found["bins"]) == wanted
     healthy = np.array(sorted(set(range(bins)) - wanted))

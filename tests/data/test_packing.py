@@ -21,7 +21,9 @@ def plain_best_fit(tokens: list[int], capacity: int) -> list[int]:
     return sorted(rooms)
 
 
-lengths = st.integers(1, 40).flatmap(lambda most: st.lists(st.integers(1, most), min_size=1, max_size=60).map(lambda x: (x, most)))
+lengths = st.integers(1, 40).flatmap(
+    lambda most: st.lists(st.integers(1, most), min_size=1, max_size=60).map(lambda x: (x, most))
+)
 
 
 @given(lengths, st.integers(0, 30))

@@ -240,7 +240,7 @@ class _Build:
         return packed
 
     def _packed_source(self, source: SourceEntry, lengths: list[int], directory: Path) -> SourceEntry:
-        missing = [T for T in lengths if source.packing(T) is None and T <= source.chunk_tokens]
+        missing = [T for T in lengths if source.chunk_tokens >= T and source.packing(T) is None]
         plans = list(source.packings)
         if missing:
             ends = np.memmap(directory / source.ends.file, "<i8", "r")

@@ -4,10 +4,10 @@
     PSM          D P a b c S h i M d e f g               P, S, M: control tokens; the last three tokens make room for them
     SPM          D P S h i M a b c d e f g               the suffix first, then prefix and middle in one
 
-The part of a document that a window holds is cut in three at two random tokens. After its middle the model is to say that it ends:
-the last target is the document token. What is done to a document is a function of data seed, source, epoch and the token it begins
-at, so it is the same after a restart and under every layout, and another one in the next epoch. Cuts lie between tokens, not within
-them: text is not encoded anew.
+The part of a document that a window holds is cut in three at two random tokens. After its middle the model is to say that it
+ends: the last target is the document token. What is done to a document is a function of data seed, source, epoch and the token it
+begins at, so it is the same after a restart and under every layout, and another one in the next epoch. Cuts lie between tokens,
+not within them: text is not encoded anew.
 """
 
 from __future__ import annotations
@@ -23,7 +23,13 @@ SHORTEST = 8
 
 
 def infilled(
-    row_tokens: np.ndarray, row_targets: np.ndarray, segment: tuple[int, int], *, document_token: int, spec: InfillSpec, key: tuple
+    row_tokens: np.ndarray,
+    row_targets: np.ndarray,
+    segment: tuple[int, int],
+    *,
+    document_token: int,
+    spec: InfillSpec,
+    key: tuple,
 ) -> bool:
     """Change columns [first, end) of a row, one document's, in place; False: this one stays as it is.
 
@@ -42,10 +48,9 @@ def infilled(
     text = row_tokens[first : first + n]
     before, between, after = text[:a], text[a:b], text[b:]
     if order < spec.spm * 2**64:
-        parts = [[prefix, suffix], after, [middle], before, between]
+        row_tokens[first:end] = np.concatenate(([prefix, suffix], after, [middle], before, between))
     else:
-        parts = [[prefix], before, [suffix], after, [middle], between]
-    row_tokens[first:end] = np.concatenate(parts)
+        row_tokens[first:end] = np.concatenate(([prefix], before, [suffix], after, [middle], between))
     row_targets[first : end - 1] = row_tokens[first + 1 : end]
     if first > segment[0]:
         row_targets[segment[0]] = row_tokens[first]

@@ -168,7 +168,8 @@ class _Rows:
 
     def __init__(self, root: Path, file: str):
         self._path, self._file = root / file, file
-        self._whole, self._block, self._blocks, self._bytes = xxhash.xxh3_128(), bytearray(), [], 0
+        self._whole, self._block, self._bytes = xxhash.xxh3_128(), bytearray(), 0
+        self._blocks: list[str] = []
         self._out: BinaryIO | None = None
 
     def __enter__(self) -> _Rows:

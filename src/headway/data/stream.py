@@ -345,7 +345,9 @@ def stream_digests(spec: Spec) -> list[str]:
     """One per stage: what decides its bytes, lengths excluded, so that lengthening a stage refuses no resume."""
     sources = [[s.name, s.digest, s.tokens, s.chunk_tokens] for s in spec.sources]
     common = {"data_seed": spec.data_seed, "sources": sources, "tokenizer": spec.tokenizer.digest, "stream": 1}
-    return [digest_json(common | {"sequence_length": s.sequence_length, "quanta": list(s.quanta)} | _added(s)) for s in spec.stages]
+    return [
+        digest_json(common | {"sequence_length": s.sequence_length, "quanta": list(s.quanta)} | _added(s)) for s in spec.stages
+    ]
 
 
 def _added(stage: StageSpec) -> dict:

@@ -229,6 +229,14 @@ def _check_rate(at: KeyPath, stage: Stage) -> Iterator[Finding]:
 
 
 def check_mixture(index: int, stage: Stage, source_names: Sequence[str]) -> Iterator[Finding]:
+    for name in stage.infill.sources if stage.infill else ():
+        if name not in source_names:
+            yield found(
+                ("stages", index, "infill", "sources"),
+                f"stage {stage.name!r} fills in the middle of {name!r}, which is no source",
+                f"sources are {', '.join(source_names)}",
+                nearest_hint(name, source_names) or "add the source or take the name out",
+            )
     for name in stage.mixture:
         if name not in source_names:
             yield (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -100,15 +101,17 @@ def _cut(positions: Positions, start: int, stop: int) -> Positions:
 
 
 def _first_rows(batch: WindowBatch, count: int) -> WindowBatch:
-    return WindowBatch(*(None if part is None else part[:count] for part in _parts(batch)))
+    return _each(lambda part: part[:count], batch)
 
 
 def _joined(batch: WindowBatch, more: WindowBatch) -> WindowBatch:
     if not len(more.tokens_BT):
         return batch
-    pairs = zip(_parts(batch), _parts(more), strict=True)
-    return WindowBatch(*(None if one is None else np.concatenate([one, other]) for one, other in pairs))
+    return _each(lambda *parts: np.concatenate(parts), batch, more)
 
 
-def _parts(batch: WindowBatch) -> tuple[Any, ...]:
-    return tuple(getattr(batch, part.name) for part in fields(batch))
+def _each(change: Callable[..., np.ndarray], *batches: WindowBatch) -> WindowBatch:
+    """A batch of ``change`` of each array of ``batches``; what they lack, it lacks."""
+    parts = zip(*([getattr(batch, part.name) for part in fields(batch)] for batch in batches), strict=True)
+    changed: list[Any] = [None if part[0] is None else change(*part) for part in parts]
+    return WindowBatch(*changed)

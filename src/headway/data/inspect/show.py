@@ -142,11 +142,10 @@ class Show:
     def sequences(self, place: StepPlace, share: Share) -> list[Sequence]:
         """Read them."""
         stage = self.spec.stages[place.stage]
-        T = stage.sequence_length
         positions = self.stream.locate(place.stage, share.u)
         used = np.unique(positions.source)
         spans = self._spans(stage, positions)
-        manifest = narrowed(self.manifest, positions, spans)
+        manifest = narrowed(self.manifest, positions.source, spans)
         reader, entry = TokenReader(self.directory, manifest), manifest.tokenizer
         tokenizer = Tokenizer.load(self.directory / entry.file, entry.document_token)
         renumbered = Positions(np.searchsorted(used, positions.source), positions.epoch, positions.token)
@@ -194,8 +193,8 @@ class Show:
 
 @dataclass(frozen=True)
 class Span:
-    """``tokens`` inputs of a window from token ``token`` of its source on, in the window from ``column`` on. The token behind them
-    is read too, as the last target."""
+    """``tokens`` inputs of a window from token ``token`` of its source on, in the window from ``column`` on. The token behind
+    them is read too, as the last target."""
 
     token: int
     tokens: int
@@ -209,11 +208,12 @@ def _without_tokens(manifest: DataManifest) -> DataManifest:
     )
 
 
-def narrowed(manifest: DataManifest, positions: Positions, spans: list[tuple[Span, ...]]) -> DataManifest:
-    """The manifest with only the sources and shards that windows at ``positions`` lie in; held-out sets left out."""
+def narrowed(manifest: DataManifest, source: np.ndarray, spans: list[tuple[Span, ...]]) -> DataManifest:
+    """The manifest with only the sources and shards that windows lie in, of which ``source`` and ``spans`` are told; held-out
+    sets left out."""
     sources = []
-    for k in np.unique(positions.source).tolist():
-        own = [span for at in np.flatnonzero(positions.source == k).tolist() for span in spans[at]]
+    for k in np.unique(source).tolist():
+        own = [span for at in np.flatnonzero(source == k).tolist() for span in spans[at]]
         start, size = np.array([[span.token, span.tokens] for span in own]).T
         shards = tuple(
             shard
