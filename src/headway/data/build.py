@@ -45,10 +45,12 @@ from headway.data.sources import Opened, open_source, refuse_undisclosed
 from headway.data.spool import AsRead, SealedSpool, Shuffled, Spool, remove, unsealed
 from headway.data.tokenizer import TOKENIZER_FILE, Tokenizer, train_tokenizer
 from headway.data.workspace import publish, workspace
+from headway.recipe.digests import recipe_content
 from headway.recipe.load import LoadedRecipe
 
 if TYPE_CHECKING:
     from headway.recipe.schema import Recipe
+    from headway.recipe.schema import Tokenizer as TokenizerSection
 
 _CANDIDATE_BYTES_PER_TOKEN = 8
 TOKENIZER_RECEIPT = "tokenizer-receipt.json"
@@ -189,7 +191,8 @@ class _Build:
     def _inputs_digest(self) -> str:
         recipe = self.recipe
         sources = [[s.name, spool.receipt.content, len(spool)] for s, spool in zip(recipe.data.sources, self.spools)]
-        tokenizer = [recipe.tokenizer.kind, recipe.tokenizer.vocabulary, recipe.tokenizer.document_token]
+        keys = recipe_content(recipe)["tokenizer"]
+        tokenizer = [keys.pop(name) for name in ("kind", "vocabulary", "document_token")] + ([keys] if keys else [])
         settings = [_FORMAT, self.seed, recipe.data.held_out, recipe.data.chunk, self.settings.dtype, self.settings.shard_bytes]
         return digest_json({"sources": sources, "tokenizer": tokenizer, "settings": settings} | self.preparation.identity())
 
@@ -287,13 +290,7 @@ class _Build:
         written = assembly.write(self.output, self.tell)
         manifest = DataManifest(
             name=self.recipe.name,
-            tokenizer=TokenizerEntry(
-                file=TOKENIZER_FILE,
-                digest=tokenizer.digest,
-                vocabulary=tokenizer.vocabulary,
-                document_token=tokenizer.document_token,
-                document_token_id=tokenizer.document_token_id,
-            ),
+            tokenizer=describe(tokenizer, self.recipe.tokenizer),
             dtype=self.settings.dtype,
             sources=tuple(self._entry(number, tokens) for number, tokens in enumerate(written)),
             inputs_digest=inputs,
@@ -345,7 +342,12 @@ class _Build:
         tokenizer = self._trained_before()
         if tokenizer is None:
             texts = (text for work in sources for text in _training_texts(work))
-            tokenizer = train_tokenizer(texts, vocabulary=wanted.vocabulary, document_token=wanted.document_token)
+            tokenizer = train_tokenizer(
+                texts,
+                vocabulary=wanted.vocabulary,
+                document_token=wanted.document_token,
+                controls=(*wanted.fim_tokens, *wanted.reserved_tokens),
+            )
             tokenizer.save(self.made / TOKENIZER_FILE)
             write_json(self.made / TOKENIZER_RECEIPT, sealed({"tokenizer": tokenizer.digest}))
             hit("build.tokenizer_written", 0)
@@ -390,6 +392,19 @@ class _Build:
             preparation=self.preparation.inventory(source.name),
             registered=self._registered(number),
         ).sealed()
+
+
+def describe(tokenizer: Tokenizer, wanted: TokenizerSection) -> TokenizerEntry:
+    """``tokenizer`` as the manifest has it."""
+    return TokenizerEntry(
+        file=TOKENIZER_FILE,
+        digest=tokenizer.digest,
+        vocabulary=tokenizer.vocabulary,
+        document_token=tokenizer.document_token,
+        document_token_id=tokenizer.document_token_id,
+        reserved={token: tokenizer.controls[token] for token in wanted.reserved_tokens},
+        fim=tuple(tokenizer.controls[token] for token in wanted.fim_tokens),
+    )
 
 
 def _training_texts(work: SourceWork) -> Iterator[str]:

@@ -42,6 +42,13 @@ class TokenizerEntry:
     vocabulary: int
     document_token: str
     document_token_id: int
+    reserved: dict[str, int] = field(default_factory=dict)  # further control tokens -> id
+    fim: tuple[int, ...] = ()  # ids of the control tokens before prefix, suffix and middle; empty: none
+
+    def content(self) -> dict:
+        """What later versions added is left out at its default, so that digests of earlier data stay."""
+        plain = dataclasses.asdict(self)
+        return {key: value for key, value in plain.items() if value or key not in ("reserved", "fim")}
 
 
 @dataclass(frozen=True)
@@ -177,7 +184,7 @@ class DataManifest:
             {
                 "kind": self.kind,
                 "schema_version": self.schema_version,
-                "tokenizer": dataclasses.asdict(self.tokenizer),
+                "tokenizer": self.tokenizer.content(),
                 "dtype": self.dtype,
                 "sources": [source.content() for source in self.sources],
             }

@@ -26,6 +26,7 @@ from headway.recipe.lines import KeyPath
 from headway.recipe.model_checks import check_context, check_model, check_nominal, check_samples
 from headway.recipe.preparation import Prepare
 from headway.recipe.schedules import Steps, StepTokens, whole_batches
+from headway.recipe.tokenizer_checks import check_tokenizer
 
 if TYPE_CHECKING:
     from headway.recipe.schema import Data, Objective, Optimizer, Recipe, Stage, Tokenizer
@@ -337,6 +338,7 @@ def check_recipe(recipe: Recipe) -> list[Finding]:
 
 SECTION_CHECKS: dict[str, Callable[[Any], Iterator[Finding]]] = {
     "objective": check_objective,
+    "tokenizer": check_tokenizer,
     "model": check_model,
     "optimizer": check_optimizer,
     "data": check_data,

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 SECTIONS = ("objective", "tokenizer", "model", "optimizer", "stability", "precision", "evaluation", "interventions")
 ADDED = {
+    "Tokenizer": frozenset({"fim_tokens", "reserved", "reserved_count"}),
     "Model": ADDED_TO_SPEC[ModelSpec] | {"rotary_share"},
     "Experts": ADDED_TO_SPEC[ExpertsSpec],
     "Data": frozenset({"prepare"}),
