@@ -154,9 +154,13 @@ def test_a_tokenizer_without_the_control_tokens_is_refused(data):
     sources = [{"name": s.name, "kind": "text-tree", "path": "."} for s in manifest.sources]
     stage = {"name": "main", "tokens": 1_000, "sequence": 16, "batch": 32, "mixture": {"source0": 1}, "infill": {"rate": 0.5}}
     recipe = small_recipe(sources, stages=[stage], vocabulary=257)
+    with pytest.raises(ConfigError, match="the tokenizer has no tokens for it"):
+        resolve(recipe, data_facts(manifest))
+    tokenizer = recipe.tokenizer.model_copy(update={"fim_tokens": ("<p>", "<s>", "<m>"), "vocabulary": 260})
+    recipe = recipe.model_copy(update={"tokenizer": tokenizer})
     with pytest.raises(ConfigError, match="fill-in-the-middle, and a tokenizer without its three control tokens"):
         resolve(recipe, data_facts(manifest))
-    facts = dataclasses.replace(data_facts(manifest), infill=(P, S, M))
+    facts = dataclasses.replace(data_facts(manifest), infill=(P, S, M), vocabulary=260)
     spec = resolve(recipe, facts)
     assert spec.stages[0].infill == InfillSpec(0.5, 0.5, (), (P, S, M), 3)
     assert Spec.from_json(spec.to_json()) == spec

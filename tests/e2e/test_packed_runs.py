@@ -20,10 +20,12 @@ pytestmark = pytest.mark.e2e
 
 
 def built(bench: Bench, root, **options) -> Bench:
-    """Both stages packed, of two lengths."""
+    """Both stages packed, of two lengths; fill-in-the-middle in one of them."""
     main, anneal = bench.recipe_text.split('name = "anneal"')
     main = main.replace("sequence = 64\n", 'sequence = 64\npacking = "best-fit"\n')
     anneal = anneal.replace("sequence = 64\n", 'sequence = 128\npacking = "best-fit"\n')
+    anneal = anneal.replace("[optimizer]", "[stages.infill]\nrate = 0.5\n\n[optimizer]", 1)
+    main = main.replace("vocabulary = 400\n", 'vocabulary = 400\nfim_tokens = ["<|pre|>", "<|suf|>", "<|mid|>"]\n')
     text = main.replace("[data]\n", "[data]\nchunk = 512\n") + 'name = "anneal"' + anneal
     (root / "small.toml").write_text(text)
     build_data(load_recipe(root / "small.toml", []).recipe, root / "data", **options)
@@ -64,6 +66,18 @@ def test_the_targets_on_record_are_those_that_count(packed, undisturbed):
         batch = reader.stage_batch(stream.locate(place.stage, u), stage)
         assert row["targets"] == batch.scored_BT.sum()
     assert any(row["targets"] < row["sequences"] * 64 for row in rows), "there is padding"
+
+
+def test_middles_are_filled_in_where_the_recipe_says(packed):
+    spec = packed.spec()
+    reader, stream = TokenReader.open(packed.data, spec), Stream(spec)
+    fim = DataManifest.load(packed.data).tokenizer.fim
+    found = []
+    for number, stage in enumerate(spec.stages):
+        tokens = reader.stage_batch(stream.locate(number, np.arange(stage.sequences)), stage).tokens_BT
+        found.append([int((tokens == token).sum()) for token in fim])
+    assert found[0] == [0, 0, 0]
+    assert found[1][0] == found[1][1] == found[1][2] > 5
 
 
 def test_two_processes_train_the_same(packed, undisturbed, tmp_path):

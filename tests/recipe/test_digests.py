@@ -93,6 +93,7 @@ interventions.permissions = [{ what = "restart", by = "automatic" }]
 interventions.spikes = {}
 [tokenizer]
 vocabulary = 512
+fim_tokens = ["<p>", "<s>", "<m>"]
 [model]
 layers = 2
 width = 64
@@ -131,7 +132,7 @@ peak_rate = 1e-3
 every = "20k"
 """
 """Has every section, and of the added keys only those that are sections."""
-GIVEN = {"Model": {"latent", "experts", "yarn", "mup"}, "Data": {"prepare"}, "Stage": {"infill"}}
+GIVEN = {"Model": {"latent", "experts", "yarn", "mup"}, "Data": {"prepare"}, "Stage": {"infill"}, "Tokenizer": {"fim_tokens"}}
 PLACES = {"Source": {"path"}, "Contamination": {"registry"}}
 """Where texts lie is in no digest; what they say is in the manifest's."""
 GIVEN |= {"ModelSpec": GIVEN["Model"], "StageSpec": {"yarn", "infill"}}

@@ -30,6 +30,7 @@ def data_facts(manifest: DataManifest) -> DataFacts:
         tokenizer_digest=manifest.tokenizer.digest,
         vocabulary=manifest.tokenizer.vocabulary,
         document_token=manifest.tokenizer.document_token,
+        infill=manifest.tokenizer.fim,
         sources=tuple(
             SourceFacts(
                 name=source.name,

@@ -229,7 +229,7 @@ def _check_rate(at: KeyPath, stage: Stage) -> Iterator[Finding]:
         )
 
 
-def check_mixture(index: int, stage: Stage, source_names: Sequence[str]) -> Iterator[Finding]:
+def check_infill(index: int, stage: Stage, source_names: Sequence[str], tokenizer: Tokenizer | None) -> Iterator[Finding]:
     for name in stage.infill.sources if stage.infill else ():
         if name not in source_names:
             yield found(
@@ -238,6 +238,16 @@ def check_mixture(index: int, stage: Stage, source_names: Sequence[str]) -> Iter
                 f"sources are {', '.join(source_names)}",
                 nearest_hint(name, source_names) or "add the source or take the name out",
             )
+    if stage.infill is not None and stage.infill.rate and tokenizer is not None and not tokenizer.fim_tokens:
+        yield found(
+            ("stages", index, "infill"),
+            f"stage {stage.name!r} fills in the middle, and the tokenizer has no tokens for it",
+            "prefix, suffix and middle stand behind control tokens of their own",
+            'name them: tokenizer.fim_tokens = ["<|prefix|>", "<|suffix|>", "<|middle|>"]',
+        )
+
+
+def check_mixture(index: int, stage: Stage, source_names: Sequence[str]) -> Iterator[Finding]:
     for name in stage.mixture:
         if name not in source_names:
             yield (
@@ -320,6 +330,7 @@ def run_checks(part: Callable[[str], Any], stages: dict[int, Any], source_names:
     for index, stage in stages.items():
         findings += check_stage(index, stage)
         findings += check_mixture(index, stage, source_names)
+        findings += check_infill(index, stage, source_names, tokenizer)
     if part("model") is not None:
         findings += check_context(part("model"), stages)
     if part("model") is not None and part("evaluation") is not None:
