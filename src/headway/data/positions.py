@@ -153,6 +153,11 @@ class SourceShape:
         window = self._windows_of(epoch, chunk, index - slot * per_chunk, sequence_length)
         return chunk * self.chunk_tokens + window * sequence_length
 
+    def first_token_of(self, slot: int) -> int:
+        """Of the chunk in ``slot``, counted over epochs."""
+        epoch, place = divmod(slot, self.slots)
+        return int(self._chunks(np.array([epoch]), np.array([place]))[0]) * self.chunk_tokens
+
     def _chunks(self, epoch: np.ndarray, slot: np.ndarray) -> np.ndarray:
         """The chunk in each slot; the tail (number G) keeps the last one."""
         chunk = slot.copy()

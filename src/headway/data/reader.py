@@ -12,6 +12,8 @@ Shapes: B windows, T time.
 
 from __future__ import annotations
 
+import os
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
@@ -23,8 +25,11 @@ import xxhash
 
 from headway.base.digests import digest_file
 from headway.base.errors import ConfigError, DamagedData, EnvironmentFault, from_os_error
+from headway.data.ahead import Ahead, Wish
+from headway.data.cache import Held, Traffic
 from headway.data.manifest import BLOCK_BYTES, DTYPES, DataManifest, ShardEntry, TokenSet
-from headway.data.stream import Positions
+from headway.data.place import DataPlace
+from headway.data.stream import ChunkSpan, Positions
 from headway.recipe.spec import Spec
 
 
@@ -50,45 +55,126 @@ class DocumentSpan:
 
 
 class _Shard:
-    """One mapped file and which of its blocks have been verified."""
+    """One file and which of its blocks have been verified. It is mapped when a window first touches it, until ``release``."""
 
-    def __init__(self, root: Path, entry: ShardEntry, dtype: np.dtype, verify: bool, source: str | None):
-        self.entry, self.path, self.source = entry, root / entry.file, source
-        self.bytes = _map(self.path, entry.tokens * dtype.itemsize)
-        self.tokens = self.bytes.view(dtype)
-        self._unverified = np.full(len(entry.blocks), verify)
-        self._left = int(self._unverified.sum())
+    __slots__ = (
+        "_give_up",
+        "_held",
+        "_itemsize",
+        "_left",
+        "_unverified",
+        "entry",
+        "path",
+        "remote",
+        "size",
+        "source",
+        "tokens",
+        "traffic",
+    )
 
-    def touch(self, first: int, last: int) -> None:
-        """Verify the blocks that hold tokens [first, last) of this shard."""
-        if not self._left:
+    def __init__(self, of: _Tokens, entry: ShardEntry):
+        self.entry, self.path, self.source = entry, of.place.directory / entry.file, of.source
+        self.size, self._itemsize = entry.tokens * of.itemsize, of.itemsize
+        self.tokens = np.empty(0, of.dtype)
+        self.remote, self.traffic, self._give_up = of.place.shards, of.traffic, of.give_up
+        self._held: Held | None = None
+        self._unverified: np.ndarray | None = None
+        self._left = len(entry.blocks) if of.verify else 0
+
+    @property
+    def bytes(self) -> np.ndarray:
+        return self._attached().view(np.uint8)
+
+    def _attached(self) -> np.ndarray:
+        """The tokens, mapped."""
+        if not self.tokens.size and self.size:
+            began_ns = time.monotonic_ns()
+            if self.remote is None:
+                data = _map(self.path, self.size)
+            else:
+                self._held = self.remote.cache.hold(self.remote.remote, self.entry, self.size, self.traffic, self._give_up)
+                data = self._held.bytes
+            self.tokens = data.view(self.tokens.dtype)
+            self.traffic.wait_ns += time.monotonic_ns() - began_ns
+        return self.tokens
+
+    def release(self) -> None:
+        """No window is expected to touch it soon: it may be taken out of the cache, and is verified again when it is back."""
+        if not self.tokens.size:
             return
-        size = self.tokens.itemsize
-        for block in range(first * size // BLOCK_BYTES, (last * size - 1) // BLOCK_BYTES + 1):
+        self.tokens = self.tokens[:0].copy()
+        if self.remote is not None:
+            self._held = None
+            self.remote.cache.release(self.entry, self.size)
+            if self._unverified is not None:
+                self._unverified[:] = True
+                self._left = self._unverified.size
+
+    def touch(self, first: int, last: int) -> np.ndarray:
+        """The tokens of this shard, of which those in [first, last) are verified."""
+        tokens = self._attached()
+        if not self._left:
+            return tokens
+        if self._unverified is None:
+            self._unverified = np.ones(len(self.entry.blocks), bool)
+        for block in range(first * self._itemsize // BLOCK_BYTES, (last * self._itemsize - 1) // BLOCK_BYTES + 1):
             if self._unverified[block]:
+                began_ns = time.monotonic_ns()
                 self._verify(block)
+                self.traffic.blocks += 1
+                self.traffic.wait_ns += time.monotonic_ns() - began_ns
+                self._unverified[block] = False
+                self._left -= 1
+        return self.tokens
 
     def _verify(self, block: int) -> None:
-        at, end = block * BLOCK_BYTES, min((block + 1) * BLOCK_BYTES, self.bytes.size)
-        _read_plainly(self.path, at, end)
-        if xxhash.xxh3_64_hexdigest(self.bytes[at:end].data) != self.entry.blocks[block]:
-            raise self._damaged(block, at, end)
-        self._unverified[block] = False
-        self._left -= 1
+        at, end = block * BLOCK_BYTES, min((block + 1) * BLOCK_BYTES, self.size)
+        if self.remote is None:
+            _read_plainly(self.path, at, end)
+            if not self._is_whole(block, at, end):
+                raise self._damaged(block, at, end)
+        elif not self._is_whole_here(block, at, end):
+            assert self._held is not None
+            self._held = self.remote.cache.again(self.remote.remote, self.entry, self._held, self.traffic)
+            self.tokens = self._held.bytes.view(self.tokens.dtype)
+            if not self._is_whole_here(block, at, end):
+                raise self._damaged(block, at, end)
+
+    def _is_whole(self, block: int, at: int, end: int) -> bool:
+        return xxhash.xxh3_64_hexdigest(self.bytes[at:end].data) == self.entry.blocks[block]
+
+    def _is_whole_here(self, block: int, at: int, end: int) -> bool:
+        """In the cache: a file that cannot be read is one that is damaged, and another's file says nothing of what is mapped."""
+        assert self._held is not None
+        try:
+            is_mapped = os.stat(self._held.path).st_ino == self._held.inode
+            _read_plainly(self._held.path, at, end)
+        except (OSError, EnvironmentFault):
+            return False
+        if not is_mapped:
+            return False
+        return self._is_whole(block, at, end)
 
     def _damaged(self, block: int, at: int, end: int) -> EnvironmentFault:
         """Training tokens can be named, so that a run may go on without them."""
-        fault = _damaged(self.path, f"block {block}, bytes {at} to {end}")
+        fault = _damaged(self.where, f"block {block}, bytes {at} to {end}")
         if self.source is None:
             return fault
-        size = self.tokens.itemsize
-        first, last = at // size, end // size
+        first, last = at // self._itemsize, end // self._itemsize
         where = {"source": self.source, "token": self.entry.first_token + first, "tokens": last - first}
         return DamagedData({**where, "shard": self.entry.file, "block": block}, fault)
 
+    @property
+    def where(self) -> Path | str:
+        return self.path if self.remote is None else self.remote.remote.where(self.entry.file)
+
+    @property
+    def is_open(self) -> bool:
+        return self.tokens.size > 0
+
     def verify_all(self) -> None:
         if xxhash.xxh3_128_hexdigest(self.bytes.data) != self.entry.xxh3_128:
-            raise _damaged(self.path, "the whole file")
+            raise _damaged(self.where, "the whole file")
 
 
 def _read_plainly(path: Path, at: int, end: int) -> None:
@@ -104,7 +190,7 @@ def _read_plainly(path: Path, at: int, end: int) -> None:
         raise _damaged(path, f"ends {end - at - found} bytes early")
 
 
-def _damaged(path: Path, part: str) -> EnvironmentFault:
+def _damaged(path: Path | str, part: str) -> EnvironmentFault:
     return EnvironmentFault(
         f"data file {path} is not what the run was frozen with ({part})",
         "its bytes do not have the digest that stands in the data manifest",
@@ -112,12 +198,19 @@ def _damaged(path: Path, part: str) -> EnvironmentFault:
     )
 
 
+def _check_size(path: Path | str, size: int) -> None:
+    try:
+        found = os.stat(path).st_size
+    except OSError as error:
+        raise from_os_error(error, path, "cannot read data file") from error
+    if found != size:
+        raise _damaged(path, f"{found} bytes instead of {size}")
+
+
 def _map(path: Path, size: int) -> np.ndarray:
     """The file's bytes, mapped; a file of another size is refused here, other content at first touch."""
+    _check_size(path, size)
     try:
-        found = path.stat().st_size
-        if found != size:
-            raise _damaged(path, f"{found} bytes instead of {size}")
         return np.asarray(np.memmap(path, np.uint8, "r")) if size else np.empty(0, np.uint8)
     except OSError as error:
         raise from_os_error(error, path, "cannot read data file") from error
@@ -126,29 +219,69 @@ def _map(path: Path, size: int) -> np.ndarray:
 class _Tokens:
     """One token set: its shards as one run of tokens, and its document ends."""
 
-    def __init__(self, root: Path, entry: TokenSet, dtype: np.dtype, verify: bool, source: str | None = None):
+    def __init__(self, place: DataPlace, entry: TokenSet, dtype: np.dtype, verify: bool, source: str | None = None):
         """``source``: whose training tokens these are; None: tokens that are held out."""
-        self.entry = entry
-        self.shards = [_Shard(root, shard, dtype, verify, source) for shard in entry.shards]
-        self._first = np.array([shard.entry.first_token for shard in self.shards], np.int64)
-        path = root / entry.ends.file
+        self.entry, self.traffic = entry, Traffic()
+        self.place, self.dtype, self.verify, self.source = place, dtype, verify, source
+        self.siblings: list[_Tokens] = [self]
+        self._first = np.array([shard.first_token for shard in entry.shards], np.int64)
+        self._open: dict[int, _Shard] = {}
+        self._opened = False
+        if place.shards is None:
+            for shard in entry.shards:
+                _check_size(f"{place.directory}/{shard.file}", shard.tokens * dtype.itemsize)
+        path = place.directory / entry.ends.file
         ends = _map(path, entry.documents * 8)
         if verify and xxhash.xxh3_128_hexdigest(ends.data) != entry.ends.xxh3_128:
             raise _damaged(path, "the whole file")
         self.ends = ends.view("<u8").view("<i8")  # signed, so that searchsorted with int64 copies nothing
         self.reading = ""
 
+    def shard(self, number: int) -> _Shard:
+        """It stays open until ``keep`` releases it: open files are few, however many there are."""
+        found = self._open.get(number)
+        if found is None:
+            found = _Shard(self, self.entry.shards[number])
+            self._open[number] = found
+        self._opened |= not found.is_open
+        return found
+
+    def give_up(self) -> bool:
+        """Release one shard of those that the same thread reads; False: none is open. Another window may want it back."""
+        shard = next((s for tokens in self.siblings for s in tokens._open.values() if s.is_open), None)
+        if shard is not None:
+            shard.release()
+        return shard is not None
+
+    @property
+    def itemsize(self) -> int:
+        return self.dtype.itemsize
+
+    def keep(self, low: np.ndarray, high: np.ndarray) -> None:
+        """Release every shard that has no token in any [low, high): the chunks that are being read."""
+        if not self._opened:
+            return
+        self._opened = False
+        for shard in self._open.values():
+            first, end = shard.entry.first_token, shard.entry.first_token + shard.entry.tokens
+            if shard.is_open and not ((low < end) & (high > first)).any():
+                shard.release()
+
+    def numbers(self, low: int, high: int) -> range:
+        """The shards that have a token in [low, high)."""
+        first, last = self._first.searchsorted([low, high - 1], "right").tolist()
+        return range(max(0, first - 1), last)
+
     def copy(self, start: int, out: np.ndarray) -> None:
         """Tokens [start, start + len(out)) into ``out``, over shard borders."""
         number = int(self._first.searchsorted(start, "right")) - 1
         done = 0
         while done < out.size:
-            shard = self.shards[number]
+            shard = self.shard(number)
             first = start + done - shard.entry.first_token
             last = min(first + out.size - done, shard.entry.tokens)
             self.reading = shard.entry.file
-            shard.touch(first, last)
-            out[done : done + last - first] = shard.tokens[first:last]
+            out[done : done + last - first] = shard.touch(first, last)[first:last]
             done, number = done + last - first, number + 1
         self.reading = ""
 
@@ -167,27 +300,33 @@ class _Tokens:
         return [DocumentSpan(first + i, a, b) for i, (a, b) in enumerate(pairwise(borders))]
 
     def verify_all(self) -> None:
-        for shard in self.shards:
+        for number in range(len(self.entry.shards)):
+            shard = self.shard(number)
             shard.verify_all()
+            shard.release()
 
 
 class TokenReader:
-    """Windows of a data directory. Opening maps files and checks sizes, ends and tokenizer; tokens are checked on touch."""
+    """Windows of built data. Opening checks sizes, ends and tokenizer; shards are mapped and their tokens checked on touch."""
 
-    def __init__(self, directory: Path, manifest: DataManifest, verify: bool = True):
-        self.directory, self.manifest = Path(directory), manifest
+    def __init__(self, place: DataPlace | Path, manifest: DataManifest, verify: bool = True):
+        self.place, self.manifest = DataPlace.of(place), manifest
+        self.directory = self.place.directory
         dtype = np.dtype(DTYPES[manifest.dtype])
-        self._training = [_Tokens(self.directory, s.training, dtype, verify, s.name) for s in manifest.sources]
+        self._training = [_Tokens(self.place, s.training, dtype, verify, s.name) for s in manifest.sources]
+        for tokens in self._training:
+            tokens.siblings = self._training
         self._held_out = {
-            s.name: _Tokens(self.directory, s.held_out, dtype, verify) for s in manifest.sources if s.held_out is not None
+            s.name: _Tokens(self.place, s.held_out, dtype, verify) for s in manifest.sources if s.held_out is not None
         }
+        self._ahead = Ahead(self.place.shards) if self.place.shards is not None else None
         if verify:
             self._verify_tokenizer()
 
     @staticmethod
-    def open(directory: Path, spec: Spec) -> TokenReader:
+    def open(place: DataPlace | Path, spec: Spec) -> TokenReader:
         """The data that ``spec`` was frozen with; other data is refused, whatever its name."""
-        return TokenReader(directory, frozen_manifest(directory, spec))
+        return TokenReader(place, frozen_manifest(DataPlace.of(place).directory, spec))
 
     @property
     def reading(self) -> str:
@@ -210,16 +349,49 @@ class TokenReader:
 
     def window_batch(self, positions: Positions, sequence_length: int) -> WindowBatch:
         """The windows at ``positions``, in that order."""
-        return _batch(self._training, positions.source, positions.token, sequence_length)
+        batch = _batch(self._training, positions.source, positions.token, sequence_length)
+        for k in np.unique(positions.source).tolist():
+            chunk = self.manifest.sources[k].chunk_tokens
+            low = np.unique(positions.token[positions.source == k] // chunk) * chunk
+            self._training[k].keep(low, low + chunk + 1)
+        return batch
 
     def training_blocks(self, source: int) -> Iterator[np.ndarray]:
         """All training tokens of a source in order, a verified block at a time."""
-        for shard in self._training[source].shards:
+        tokens = self._training[source]
+        for number in range(len(tokens.entry.shards)):
+            shard = tokens.shard(number)
             step = BLOCK_BYTES // shard.tokens.itemsize
             for first in range(0, shard.entry.tokens, step):
                 last = min(first + step, shard.entry.tokens)
-                shard.touch(first, last)
-                yield shard.tokens[first:last]
+                yield shard.touch(first, last)[first:last]
+            shard.release()
+
+    def expect(self, chunks: list[ChunkSpan]) -> None:
+        """Training will read these: what lies elsewhere is fetched meanwhile."""
+        if self._ahead is None:
+            return
+        wishes = []
+        for chunk in chunks:
+            tokens = self._training[chunk.source]
+            shards = (tokens.entry.shards[number] for number in tokens.numbers(chunk.first_token, chunk.end_token))
+            wishes += [Wish(shard, shard.tokens * tokens.itemsize, tokens.traffic) for shard in shards]
+        self._ahead.want(wishes)
+
+    @property
+    def is_remote(self) -> bool:
+        return self.place.shards is not None
+
+    def traffic(self) -> dict[str, dict[str, int]]:
+        """What reading took so far, by source."""
+        sets = [(s.name, t) for s, t in zip(self.manifest.sources, self._training)]
+        sets += [(f"{name}, held out", t) for name, t in self._held_out.items()]
+        return {name: tokens.traffic.to_json() for name, tokens in sets}
+
+    def close(self) -> None:
+        """Nothing more is fetched ahead."""
+        if self._ahead is not None:
+            self._ahead.close()
 
     def documents(self, source: int, start: int, end: int) -> list[DocumentSpan]:
         """The documents of a source's training tokens that have a token in [start, end)."""

@@ -17,6 +17,7 @@ import numpy as np
 
 from headway.base.errors import ConfigError
 from headway.data.manifest import BLOCK_BYTES, DTYPES, DataManifest, SourceEntry
+from headway.data.place import DataPlace
 from headway.data.reader import TokenReader, WindowBatch
 from headway.data.stream import Positions, Share, Stream
 from headway.data.tokenizer import Tokenizer
@@ -90,9 +91,10 @@ class Sequence:
 class Show:
     """Sequences of a stream over a data directory."""
 
-    def __init__(self, stream: Stream, directory: Path, manifest: DataManifest):
+    def __init__(self, stream: Stream, place: DataPlace | Path, manifest: DataManifest):
         self.stream, self.spec, self.schedule = stream, stream.spec, Schedule(stream.spec)
-        self.directory, self.manifest = Path(directory), manifest
+        self.place, self.manifest = DataPlace.of(place), manifest
+        self.directory = self.place.directory
 
     # --- places -----------------------------------------------------------------------------------------------------------
 
@@ -143,7 +145,7 @@ class Show:
         positions = self.stream.locate(place.stage, share.u)
         used = np.unique(positions.source)
         manifest = narrowed(self.manifest, positions, T)
-        reader, entry = TokenReader(self.directory, manifest), manifest.tokenizer
+        reader, entry = TokenReader(self.place, manifest), manifest.tokenizer
         tokenizer = Tokenizer.load(self.directory / entry.file, entry.document_token)
         renumbered = Positions(np.searchsorted(used, positions.source), positions.epoch, positions.token)
         batch = reader.window_batch(renumbered, T)
