@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -64,7 +65,12 @@ def shards_in(cache: Path) -> list[Path]:
 
 
 def cached_bytes(cache: Path) -> int:
-    return sum(path.stat().st_size for path in (cache / "shards").iterdir())
+    """Of shards that are there and that come; another thread takes some out meanwhile."""
+    total = 0
+    for path in (cache / "shards").iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            total += path.stat().st_size
+    return total
 
 
 def least(directory: Path, cache: Path) -> int:
