@@ -92,6 +92,15 @@ class UnreadChunk:
 
 
 @dataclass(frozen=True)
+class ChunkSpan:
+    """Tokens [first_token, end_token) of source number ``source``: a chunk, and the last target of its last window."""
+
+    source: int
+    first_token: int
+    end_token: int
+
+
+@dataclass(frozen=True)
 class Coverage:
     """What a Spec takes from one source over all stages."""
 
@@ -192,6 +201,20 @@ class Stream:
         """First untouched chunk slot per source after ``stage``, or after its first ``sequences`` stream indices."""
         state = self._after(stage, self.used(stage) if sequences is None else sequences)
         return tuple(shape.slots_used(entry, self._length(stage)) for shape, entry in zip(self.shapes_of(stage), state))
+
+    def chunks_at(self, stage: int, sequences: int) -> list[ChunkSpan]:
+        """After the first ``sequences`` trained indices of ``stage``: the chunk that each source reads now, then the one that
+        each begins next, where the run goes on to it."""
+        n = int(self.stream_index(stage, np.array([sequences - 1]))[0]) + 1
+        untouched, last = self.slots_at_end(stage, n), self.slots_at_end(len(self.spec.stages) - 1)
+        now = [(k, slot - 1) for k, slot in enumerate(untouched) if slot > self._entries[stage][k].slot]
+        coming = [(k, slot) for k, slot in enumerate(untouched) if slot < last[k]]
+        return [self._span(k, slot) for k, slot in (*now, *coming)]
+
+    def _span(self, source: int, slot: int) -> ChunkSpan:
+        shape = self.shapes[source]
+        first = shape.first_token_of(slot)
+        return ChunkSpan(source, first, min(first + shape.chunk_tokens, shape.tokens - 1) + 1)
 
     # --- positions ----------------------------------------------------------------------------------------------------
 

@@ -27,6 +27,9 @@ from headway.train.sample import prompt_ids
 from headway.train.setup import TrainRun, cursor
 from headway.train.step import StepResult, must_stop, train_step
 
+DELIVERY_STEPS = 200
+"""Between two records of how the input came."""
+
 
 def train(run: TrainRun) -> str:
     """Train to the end, to a stop, or to where another layout goes on; returns "complete", "stopped" or "relaid"."""
@@ -84,6 +87,8 @@ def end(run: TrainRun) -> str:
     """The last record. A run is complete when its last step is trained, evaluated and saved."""
     done = run.step == run.until and not run.owes
     state = "stopped" if not done else "complete" if run.step == run.schedule.total_steps else "relaid"
+    if run.step > run.segment.restored_step:
+        record_delivery(run)
     run.log.write("end", step=run.step, state=state, reason=run.stop.reason, digest=digest(run), peak_bytes=peak_bytes())
     run.crew.leave()
     return state
@@ -117,9 +122,17 @@ def record(run: TrainRun, result: StepResult, waited_ns: int, targets: int) -> N
         rate=run.schedule.rate(run.step - 1),
         digest=found,
         input_wait_ns=waited_ns,
+        input_ready=run.batches().ready,
         **(result.extra | replaced(run)),
     )
     failpoints.hit("step.recorded", run.step)
+    if run.step % DELIVERY_STEPS == 0:
+        record_delivery(run)
+
+
+def record_delivery(run: TrainRun) -> None:
+    """How this rank's input came since the segment started; the other ranks' loaders do the same work."""
+    run.log.write("delivery", step=run.step, loader=run.batches().counts(), sources=run.reader.traffic())
 
 
 def replaced(run: TrainRun) -> dict[str, int]:

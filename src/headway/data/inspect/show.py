@@ -17,6 +17,8 @@ import numpy as np
 
 from headway.base.errors import ConfigError
 from headway.data.manifest import BLOCK_BYTES, DTYPES, DataManifest, SourceEntry
+from headway.data.place import DataPlace
+from headway.data.plans import Plan
 from headway.data.reader import TokenReader
 from headway.data.stream import Positions, Share, Stream
 from headway.data.tokenizer import Tokenizer
@@ -92,9 +94,10 @@ class Sequence:
 class Show:
     """Sequences of a stream over a data directory."""
 
-    def __init__(self, stream: Stream, directory: Path, manifest: DataManifest):
+    def __init__(self, stream: Stream, place: DataPlace | Path, manifest: DataManifest):
         self.stream, self.spec, self.schedule = stream, stream.spec, Schedule(stream.spec)
-        self.directory, self.manifest = Path(directory), manifest
+        self.place, self.manifest = DataPlace.of(place), manifest
+        self.directory = self.place.directory
 
     # --- places -----------------------------------------------------------------------------------------------------------
 
@@ -146,7 +149,7 @@ class Show:
         used = np.unique(positions.source)
         spans = self._spans(stage, positions)
         manifest = narrowed(self.manifest, positions.source, spans)
-        reader, entry = TokenReader(self.directory, manifest), manifest.tokenizer
+        reader, entry = TokenReader(self.place, manifest), manifest.tokenizer
         tokenizer = Tokenizer.load(self.directory / entry.file, entry.document_token)
         renumbered = Positions(np.searchsorted(used, positions.source), positions.epoch, positions.token)
         batch = reader.stage_batch(renumbered, stage)
@@ -172,15 +175,17 @@ class Show:
 
     def _spans(self, stage: StageSpec, positions: Positions) -> list[tuple[Span, ...]]:
         """Of each window: one where windows are cut, one per piece where they are packed."""
-        T, pairs = stage.sequence_length, zip(positions.source.tolist(), positions.token.tolist())
+        T = stage.sequence_length
         if not stage.packed:
-            return [(Span(token, T, 0),) for _, token in pairs]
-        plans = TokenReader(self.directory, _without_tokens(self.manifest))
+            return [(Span(token, T, 0),) for token in positions.token.tolist()]
         found = []
-        for source, bin in pairs:
-            tokens, sizes = plans.pieces(source, bin, T).T
-            columns = np.cumsum(sizes) - sizes
-            found.append(tuple(Span(*numbers) for numbers in zip(tokens.tolist(), sizes.tolist(), columns.tolist())))
+        for source, bin in zip(positions.source.tolist(), positions.token.tolist()):
+            packing = self.manifest.sources[source].packing(T)
+            assert packing is not None, (source, T)
+            pieces = Plan(self.directory, packing).pieces(np.array([bin]))
+            columns = np.cumsum(pieces.tokens) - pieces.tokens
+            rows = zip(pieces.start.tolist(), pieces.tokens.tolist(), columns.tolist())
+            found.append(tuple(Span(*row) for row in rows))
         return found
 
     def _window_place(self, stage: int, positions: Positions, at: int, first_token: int) -> WindowPlace:
@@ -199,13 +204,6 @@ class Span:
     token: int
     tokens: int
     column: int
-
-
-def _without_tokens(manifest: DataManifest) -> DataManifest:
-    """Of plans only: no shard is opened."""
-    return dataclasses.replace(
-        manifest, sources=tuple(dataclasses.replace(source, shards=(), held_out=None) for source in manifest.sources)
-    )
 
 
 def narrowed(manifest: DataManifest, source: np.ndarray, spans: list[tuple[Span, ...]]) -> DataManifest:
