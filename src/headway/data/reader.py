@@ -225,6 +225,10 @@ class TokenReader:
         """The documents of a source's training tokens that have a token in [start, end)."""
         return self._training[source].spans(start, end)
 
+    def document_ends(self) -> list[np.ndarray]:
+        """Per source, of its training tokens: the token after each document's last one."""
+        return [tokens.ends for tokens in self._training]
+
     def held_out_windows(self, source: str, sequence_length: int, tokens: int) -> int:
         """How many held-out windows are scored: whole ones, in order, of at most ``tokens`` targets, at least one."""
         held_out = self._held_out.get(source)

@@ -25,14 +25,14 @@ SECTIONS = ("objective", "tokenizer", "model", "optimizer", "stability", "precis
 ADDED = {
     "Model": ADDED_TO_SPEC[ModelSpec] | {"rotary_share"},
     "Experts": ADDED_TO_SPEC[ExpertsSpec],
-    "Data": frozenset({"prepare"}),
+    "Data": frozenset({"prepare", "beyond_cap"}),
     "Source": frozenset({"inventory", "without", "exclude", "revision", "repository_level"}),
-    "Stage": frozenset({"yarn"}),
+    "Stage": frozenset({"yarn", "mixture_rule"}),
     "Rate": frozenset({"tail", "batch_rule"}),
     "Optimizer": ADDED_TO_SPEC[OptimizerSpec],
     "Stability": ADDED_TO_SPEC[StabilitySpec],
     "Precision": ADDED_TO_SPEC[PrecisionSpec],
-    "Interventions": frozenset({"damaged_data"}),
+    "Interventions": frozenset({"damaged_data", "mixture"}),
 }
 """By section: keys that came after the first release, left out at their default so that digests of earlier recipes stay."""
 

@@ -223,6 +223,20 @@ class RateSpec:
 
 
 @dataclass(frozen=True)
+class MixtureRuleSpec:
+    """The rule that a stage's mixture was made by, as it was applied (``mixture_rules.py``). Lists go with ``sources``."""
+
+    kind: str  # temperature, quality, unimax
+    sources: tuple[str, ...]
+    tokens: tuple[int, ...]  # target tokens of one pass; all 0: a draft that knew none, and took all alike
+    weights: tuple[float, ...]  # what it gave: shares of target tokens
+    temperature: float | None = None
+    size_power: float = 1.0  # of quality
+    epochs: float | None = None  # of unimax
+    scores: tuple[float, ...] = ()  # of quality
+
+
+@dataclass(frozen=True)
 class StageSpec:
     """``sequences`` is M_s: whole batches up to the stage's tokens. ``quanta`` is per source and sums to 65,536."""
 
@@ -237,6 +251,8 @@ class StageSpec:
     entry_gates: tuple[dict, ...] = ()
     exit_gates: tuple[dict, ...] = ()
     yarn: YarnSpec | None = None
+    mixture_rule: MixtureRuleSpec | None = None  # None: weights were given
+    asked_quanta: tuple[int, ...] = ()  # before caps moved them; empty: ``quanta`` are as asked
 
     @property
     def rope(self) -> RopeSpec:
