@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -63,6 +63,7 @@ def run(
     """
     from headway.cli.describe import describe, manifest_of
     from headway.cli.engine import require_engine
+    from headway.cli.output import say
 
     faults = [parse_fault(text) for text in drill or ()]
     require_engine()
@@ -70,6 +71,9 @@ def run(
     data_directory, manifest = manifest_of(description, data)
     root = directory or free_directory(Path("runs") / description.recipe.name)
     created = create(description, data_directory, manifest, root=root, faults=faults)
+    if not json:
+        for line in mixture_lines(created.spec()):
+            say(line)
     return follow(created, json=json)
 
 
@@ -108,6 +112,20 @@ def other_deployment(run: Any, source: str | Path) -> dict[str, Any]:
             "give the same mirror in the deployment",
         )
     return resolved
+
+
+def mixture_lines(spec: Any) -> Iterator[str]:
+    """Of stages whose weights are not as the recipe writes them: the rule, and what caps made of it."""
+    from headway.data.inspect.mixture import report
+    from headway.recipe.mixture_rules import rule_words
+
+    for stage in report(spec, None, (0, 0)).stages:
+        own = spec.stages[stage.stage]
+        if own.mixture_rule is None and not own.asked_quanta:
+            continue
+        rows = zip(spec.sources, stage.asked, stage.given, strict=True)
+        moved = [f"{s.name} {asked:.2%}" + (f" -> {given:.2%}" if own.asked_quanta else "") for s, asked, given in rows]
+        yield f"stage {own.name}: {rule_words(own)}: {', '.join(moved)}"
 
 
 def parse_fault(text: str) -> dict[str, Any]:

@@ -123,7 +123,8 @@ def _problem(spec: Spec, stream: Stream, k: int, coverage: Coverage) -> Problem:
         way_out=(
             f"stage {name} fits with at most {fits:,} tokens ({format_count(fits)}) instead of {asked:,}; "
             f"or cap_epochs = {needed:g}; "
-            f"or about {coverage.allowed_slots / coverage.final_slot:.2g} of the weight of {coverage.source}"
+            f"or about {coverage.allowed_slots / coverage.final_slot:.2g} of the weight of {coverage.source}; "
+            'or data.beyond_cap = "rebalance", which gives the rest to the other sources'
         ),
     )
 

@@ -249,16 +249,21 @@ class Stream:
                 found.append((skip.first, skip.first + skip.count))
         return found
 
+    def reached(self, stage: int, u: int) -> int:
+        """The stream index after the first ``u`` trained indices of ``stage``: those, and what skips left out before them."""
+        end = u
+        for first, last in self.gaps(stage):
+            end += last - first if first < end else 0
+        return end
+
     def trained(self, stage: int, u: int) -> tuple[int, ...]:
         """How many of the first ``u`` trained indices of ``stage`` come from each source: closed form, exact."""
-        end, passed = u, []
+        end = self.reached(stage, u)
+        total = np.array(self.counts(stage, end), np.int64)
         for first, last in self.gaps(stage):
-            if first >= end:
-                break
-            end += last - first
-            passed.append((first, last))
-        left_out = [np.subtract(self.counts(stage, last), self.counts(stage, first)) for first, last in passed]
-        return tuple((np.array(self.counts(stage, end), np.int64) - sum(left_out)).tolist())
+            if first < end:
+                total -= np.subtract(self.counts(stage, last), self.counts(stage, first))
+        return tuple(total.tolist())
 
     # --- positions ----------------------------------------------------------------------------------------------------
 

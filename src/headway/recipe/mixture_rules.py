@@ -14,14 +14,15 @@ With N = 4, a stage of 90 and sources of 2, 10 and 100 tokens:   8 (of 30), 40 (
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
-from headway.base.errors import ConfigError
+from headway.base.errors import ConfigError, Problem
 from headway.base.units import format_count
-from headway.recipe.spec import QUANTA, MixtureRuleSpec, SourceSpec, StageSpec
+from headway.recipe.lines import KeyPath
+from headway.recipe.spec import QUANTA, MixtureRuleSpec, SourceSpec, Spec, StageSpec
 
 if TYPE_CHECKING:
     from headway.recipe.schema import MixtureRule, Stage
@@ -90,6 +91,26 @@ def weights_of(stage: Stage, known: Known, where: str) -> tuple[list[float], Mix
     return [by_name.get(source.name, 0.0) for source in known.sources], applied
 
 
+def refuse_unsized(spec: Spec, locate: Callable[[KeyPath], str]) -> None:
+    """ConfigError where a rule was applied to sources whose sizes nobody knows: what follows would be made up."""
+    problems = []
+    for index, stage in enumerate(spec.stages):
+        rule = stage.mixture_rule
+        if rule is not None and not all(rule.tokens):
+            missing = [s.name for s in spec.sources if s.name in rule.sources and not s.tokens]
+            problems.append(
+                Problem(
+                    f"stage {stage.name}: its mixture follows from the sizes of its sources, and nobody knows that of "
+                    f"{', '.join(missing)}",
+                    f"{rule.kind} weighs sources by their tokens: those of the built data, before that those that are declared",
+                    "build the data (headway data build RECIPE), or declare data.sources.inventory",
+                    locate(("stages", index, "mixture_rule")),
+                )
+            )
+    if problems:
+        raise ConfigError(problems)
+
+
 def by_temperature(tokens: Sequence[float], temperature: float) -> list[float]:
     """n^(1 / T), against the largest so that no power overflows."""
     return [(n / max(tokens)) ** (1 / temperature) for n in tokens]
@@ -144,6 +165,20 @@ def _epochs_that_fit(budget: float, taken: Sequence[float], chosen: Sequence[Sou
     exact = (budget + math.fsum(taken)) / one_pass
     step = 10.0 ** (math.floor(math.log10(exact)) - 2)
     return math.ceil(exact / step) * step
+
+
+def rule_words(stage: StageSpec) -> str:
+    """Where the weights of ``stage`` come from, and whether caps moved them."""
+    rule, moved = stage.mixture_rule, "; rebalanced to keep within caps" if stage.asked_quanta else ""
+    if rule is None:
+        return f"weights as given{moved}"
+    unknown = ", sizes unknown: all alike" if not all(rule.tokens) else ""
+    words = {
+        "temperature": f"tokens^(1/{rule.temperature or 1:g})",
+        "quality": f"tokens^{rule.size_power:g} exp(score / {rule.temperature or 1:g})",
+        "unimax": f"UniMax, {rule.epochs or 0:g} epochs",
+    }
+    return f"weights by {words[rule.kind]}{unknown}{moved}"
 
 
 def target_tokens(stages: Sequence[StageSpec], sources: Sequence[SourceSpec], place: int) -> float:
