@@ -400,6 +400,10 @@ class TokenReader:
         found = self._plan(source, sequence_length).pieces(np.array([bin]))
         return np.stack([found.start, found.tokens], axis=1)
 
+    def piece_starts(self, source: int, bins: np.ndarray, sequence_length: int) -> np.ndarray:
+        """First tokens of all pieces in some bins of a packed source."""
+        return self._plan(source, sequence_length).pieces(bins).start
+
     def _pieces(self, positions: Positions, T: int) -> _Spans:
         """Of packed windows."""
         found = []
