@@ -229,6 +229,7 @@ def facts(opened: Opened, found: Selected) -> dict[str, Any]:
         "segment": opened.segment,
         "skips": [asdict(skip) for skip in opened.show.stream.skips],
         "quarantines": [asdict(one) for one in opened.show.stream.quarantines],
+        "transitions": [asdict(one) for one in opened.show.stream.transitions],
         "data": str(opened.show.directory),
         "manifest_digest": spec.manifest_digest,
         "tokenizer_digest": spec.tokenizer.digest,
@@ -303,6 +304,9 @@ def heading_lines(opened: Opened, found: Selected) -> Iterator[str]:
     if skips := [skip for skip in show.stream.skips if skip.stage == place.stage]:
         told = ", ".join(f"{skip.count:,} from stream index {skip.first:,} on" for skip in skips)
         yield f"skipped  in this stage: {told}"
+    for change in (one for one in show.stream.transitions if one.stage == place.stage):
+        weights = ", ".join(f"{name} {weight:g}" for name, weight in change.weights.items())
+        yield f"mixture  {weights} from stream index {change.first:,} on"
     for one in show.stream.quarantines:
         since = f"index {one.first:,} of stage {spec.stages[one.stage].name}"
         yield f"left out {one.tokens:,} damaged tokens of {one.source} from {one.token:,} on, since {since}"

@@ -93,7 +93,7 @@ class TableWriter:
         try:
             self._descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
         except OSError as error:
-            raise from_os_error(error, self._path, "cannot write facts of documents") from error
+            raise from_os_error(error, self._path, "cannot write data file") from error
 
     def append(self, data: bytes) -> None:
         self._waiting += data
@@ -104,7 +104,7 @@ class TableWriter:
         try:
             write_all(self._descriptor, bytes(self._waiting))
         except OSError as error:
-            raise from_os_error(error, self._path, "cannot write facts of documents") from error
+            raise from_os_error(error, self._path, "cannot write data file") from error
         self._whole.update(self._waiting)
         view = memoryview(self._waiting)
         while len(view):
@@ -129,7 +129,7 @@ class TableWriter:
         try:
             os.fsync(self._descriptor)
         except OSError as error:
-            raise from_os_error(error, self._path, "cannot write facts of documents") from error
+            raise from_os_error(error, self._path, "cannot write data file") from error
         finally:
             os.close(self._descriptor)
         return TableFile(self._file, self._bytes, self._whole.hexdigest(), tuple(self._blocks))

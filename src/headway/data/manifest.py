@@ -95,6 +95,18 @@ class TableFile:
 
 
 @dataclass(frozen=True)
+class Packing:
+    """Windows of ``sequence_length`` tokens by best fit (``packing.py``): a plan over a source's documents, and no content."""
+
+    sequence_length: int
+    version: int
+    bins: tuple[int, ...]  # of every chunk, the tail last
+    target_share: float  # targets per token of a window: the rest is padding
+    rows: TableFile  # two uint64 per bin
+    pieces: TableFile  # two uint64 per piece of a document
+
+
+@dataclass(frozen=True)
 class OriginsEntry:
     """What documents of one token set do not share."""
 
@@ -124,18 +136,6 @@ class HeldOutRule:
     at: str  # hexadecimal, or a time in UTC
     groups: int  # held out: different texts, repositories, times
     unknown: int  # training documents without the fact
-
-
-@dataclass(frozen=True)
-class Packing:
-    """Windows of ``sequence_length`` tokens by best fit (``packing.py``): a plan over a source's documents, and no content."""
-
-    sequence_length: int
-    version: int
-    bins: tuple[int, ...]  # of every chunk, the tail last
-    target_share: float  # targets per token of a window: the rest is padding
-    rows: ShardEntry  # two uint64 per bin
-    pieces: ShardEntry  # two uint64 per piece of a document
 
 
 @dataclass(frozen=True)

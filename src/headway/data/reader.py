@@ -51,7 +51,7 @@ class WindowBatch:
     scored_BT: np.ndarray | None = None  # bool: which targets count; None: all
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class HeldOutBatch(WindowBatch):
     """``in_document_BT``: where each target stands in its document, 0: the document token. A target of -1 is none: the last
     window is filled up behind the last held-out token that is scored."""
@@ -399,6 +399,10 @@ class TokenReader:
         """First token and tokens of each piece in a bin of a packed source, in its order: int64 (pieces, 2)."""
         found = self._plan(source, sequence_length).pieces(np.array([bin]))
         return np.stack([found.start, found.tokens], axis=1)
+
+    def piece_starts(self, source: int, bins: np.ndarray, sequence_length: int) -> np.ndarray:
+        """First tokens of all pieces in some bins of a packed source."""
+        return self._plan(source, sequence_length).pieces(bins).start
 
     def _pieces(self, positions: Positions, T: int) -> _Spans:
         """Of packed windows."""

@@ -239,7 +239,12 @@ def _reads(manifest: DataManifest, source: int, spans: tuple[Span, ...]) -> tupl
 
 
 def _pieces(
-    reader: TokenReader, tokenizer: Tokenizer, source: int, spans: tuple[Span, ...], tokens_T: np.ndarray, table: Table | None
+    reader: TokenReader,
+    tokenizer: Tokenizer,
+    source: int,
+    spans: tuple[Span, ...],
+    tokens_T: np.ndarray,
+    table: Table | None,
 ) -> tuple[Piece, ...]:
     """Documents and parts of them, as attention sees them; padding is none."""
     pieces = []

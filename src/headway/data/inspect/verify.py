@@ -199,11 +199,11 @@ def _items(manifest: DataManifest) -> Iterator[_Item]:
         yield from _of_set(source.training, source.name, width)
         if source.held_out is not None:
             yield from _of_set(source.held_out, f"{source.name}, held out", width)
-        if source.document_facts is not None:
-            yield from _of_facts(source.document_facts, source.name)
         for plan in source.packings:
             for file in (plan.rows, plan.pieces):
-                yield _Item(file.file, PACKING, source.name, file.tokens * 8, file.xxh3_128, file.blocks)
+                yield _Item(file.file, PACKING, source.name, file.bytes, file.xxh3_128, file.blocks)
+        if source.document_facts is not None:
+            yield from _of_facts(source.document_facts, source.name)
 
 
 def _of_set(tokens: TokenSet, part: str, width: int) -> Iterator[_Item]:
