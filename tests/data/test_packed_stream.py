@@ -374,3 +374,20 @@ def test_documents_are_counted_in_packed_windows(built):
     batch = reader.stage_batch(places, spec.stages[1])
     heads = batch.scored_BT & (batch.tokens_BT == manifest.tokenizer.document_token_id)
     assert [row.documents for row in found.sources] == [int(heads[places.source == k].sum()) for k in (0, 1)]
+
+
+@settings(max_examples=60, deadline=None)
+@given(cases())
+def test_a_stage_of_other_windows_begins_behind_the_chunks_that_were_begun(case):
+    spec, _ = case
+    stream = Stream(spec)
+    for number in range(1, 3):
+        before, stage = spec.stages[number - 1], spec.stages[number]
+        if not before.packed or before.windows == stage.windows or (number == 2 and before.windows == spec.stages[0].windows):
+            continue
+        found = stream.locate(number - 1, np.arange(before.sequences))
+        for k, plan in enumerate(before.packed):
+            own = found.source == k
+            chunk = np.cumsum(plan.bins).searchsorted(found.token[own], "right")
+            begun = len(set(zip(found.epoch[own].tolist(), chunk.tolist())))
+            assert stream.entry_state(number)[k].slot == stream.entry_state(number - 1)[k].slot + begun
