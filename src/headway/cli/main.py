@@ -37,6 +37,7 @@ DATA_VERBS: dict[str, str] = {
     "show": "headway.cli.data_show:show",
     "diff": "headway.cli.data_diff:diff",
     "audit": "headway.cli.data_audit:audit",
+    "bench": "headway.cli.data_bench:bench",
 }
 
 PLAN_VERBS: dict[str, str] = {
