@@ -19,6 +19,7 @@ import sys
 import time
 import types
 from collections.abc import Callable, Iterator
+from importlib.machinery import ModuleSpec
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -51,7 +52,9 @@ def megatron(request: dict, *, ends: bool = False) -> tuple[Batches, str]:
         blend=([prefix], None),
         split="1",
         path_to_cache=request["scratch"],
-        tokenizer=types.SimpleNamespace(eod=request["document_token"], unique_identifiers={"of": "bench"}, pad=-1),
+        tokenizer=types.SimpleNamespace(
+            eod=request["document_token"], unique_identifiers={"of": "bench"}, pad=-1, vocab_size=50_000
+        ),
         reset_position_ids=ends,
         reset_attention_mask=False,
         eod_mask_loss=False,
@@ -59,7 +62,9 @@ def megatron(request: dict, *, ends: bool = False) -> tuple[Batches, str]:
     )
     indexed = IndexedDataset(prefix, mmap=True)
     samples = request["passes"] * request["steps"] * B
-    dataset = GPTDataset(indexed, prefix, np.arange(len(indexed.document_indices) - 1, dtype=np.int32), samples, Split.train, config)
+    dataset = GPTDataset(
+        indexed, prefix, np.arange(len(indexed.document_indices) - 1, dtype=np.int32), samples, Split.train, config
+    )
     at = [0]
 
     def batches() -> Iterator[Any]:
@@ -74,13 +79,9 @@ def megatron(request: dict, *, ends: bool = False) -> tuple[Batches, str]:
 def mosaic(request: dict) -> tuple[Batches, str]:
     vision = types.ModuleType("torchvision.datasets")
     vision.VisionDataset = object  # type: ignore[attr-defined]  # imported for datasets of images, used by none here
-    for name, module in (
-        ("torchvision", types.ModuleType("torchvision")),
-        ("torchvision.datasets", vision),
-        ("torchvision.transforms", types.ModuleType("torchvision.transforms")),
-        ("torchvision.transforms.functional", types.ModuleType("torchvision.transforms.functional")),
-    ):
-        sys.modules[name] = module
+    for name in ("torchvision", "torchvision.datasets", "torchvision.transforms", "torchvision.transforms.functional"):
+        sys.modules[name] = vision if name.endswith("datasets") else types.ModuleType(name)
+        sys.modules[name].__spec__ = ModuleSpec(name, None, is_package=True)
     sys.modules["torchvision.transforms.functional"].to_tensor = None  # type: ignore[attr-defined]
     from streaming import MDSWriter, StreamingDataset
 
@@ -113,7 +114,7 @@ def litdata(request: dict) -> tuple[Batches, str]:
     T, B, out = request["sequence_length"], request["batch"], str(Path(request["scratch"]) / "litdata")
     if not os.path.exists(out):
         os.environ["DATA_OPTIMIZER_CACHE_FOLDER"] = str(Path(request["scratch"]) / "litcache")
-        pieces = [(request["shards"][0], T)] if False else list(enumerate(request["shards"]))
+        pieces = list(enumerate(request["shards"]))
         optimize(fn=_tokens, inputs=pieces, output_dir=out, chunk_size=32 * 2**20, item_loader=TokensLoader(T + 1), num_workers=1)
     dataset = StreamingDataset(out, item_loader=TokensLoader(T + 1), shuffle=True)
     stream = endless(dataset)
