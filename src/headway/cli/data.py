@@ -74,6 +74,7 @@ def stage_line(what: str, facts: dict[str, Any]) -> str:
     lines = {
         "prepared": lambda: prepared_line(facts),
         "documents": lambda: f"- {facts['source']}: {facts['documents']:,} documents",
+        "packed": lambda: f"- {facts['source']}: packed for sequences of {facts['sequence']:,}, {facts['padding']:.3%} padding",
         "tokenizer": lambda: f"- tokenizer: {facts['vocabulary']:,} entries, digest {short(facts['digest'])}",
         "reused": lambda: "- the same data was built here before: verified and used again",
     }

@@ -157,6 +157,9 @@ def _named(manifest: DataManifest) -> Iterator[_Named]:
     for source in manifest.sources:
         for tokens in (source.training, *([source.held_out] if source.held_out else [])):
             yield _Named(tokens.ends.file, tokens.ends.xxh3_128, tokens.documents * 8)
+        for plan in source.packings:
+            for file in (plan.rows, plan.pieces):
+                yield _Named(file.file, file.xxh3_128, file.tokens * 8)
     if any(source.preparation for source in manifest.sources):
         yield _Named(REPORT_FILE, "")
 

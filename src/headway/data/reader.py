@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import xxhash
@@ -27,22 +28,27 @@ from headway.base.digests import digest_file
 from headway.base.errors import ConfigError, DamagedData, EnvironmentFault, from_os_error
 from headway.data.ahead import Ahead, Wish
 from headway.data.cache import Held, Traffic
+from headway.data.infill import infilled
 from headway.data.manifest import BLOCK_BYTES, DTYPES, DataManifest, ShardEntry, TokenSet
+from headway.data.mapped import check_size, damaged, map_file, read_plainly
+from headway.data.packing import packing_digest
 from headway.data.place import DataPlace
+from headway.data.plans import Plan
 from headway.data.stream import ChunkSpan, Positions
-from headway.recipe.spec import Spec
+from headway.recipe.spec import Spec, StageSpec
 
 
 @dataclass(frozen=True)
 class WindowBatch:
-    """``tokens_BT`` and ``targets_BT`` are int64 views of one array. ``document_BT`` counts documents within the window,
-    ``position_BT`` restarts at each document token (a document that began before the window starts at 0 too)."""
+    """int64. ``document_BT`` counts documents within the window, ``position_BT`` restarts at each document token (a document that
+    began before the window starts at 0 too). Padding is a document of its own."""
 
     tokens_BT: np.ndarray
     targets_BT: np.ndarray
     document_BT: np.ndarray
     position_BT: np.ndarray
     source_B: np.ndarray
+    scored_BT: np.ndarray | None = None  # bool: which targets count; None: all
 
 
 @dataclass(frozen=True)
@@ -90,7 +96,7 @@ class _Shard:
         if not self.tokens.size and self.size:
             began_ns = time.monotonic_ns()
             if self.remote is None:
-                data = _map(self.path, self.size)
+                data = map_file(self.path, self.size)
             else:
                 self._held = self.remote.cache.hold(self.remote.remote, self.entry, self.size, self.traffic, self._give_up)
                 data = self._held.bytes
@@ -130,7 +136,7 @@ class _Shard:
     def _verify(self, block: int) -> None:
         at, end = block * BLOCK_BYTES, min((block + 1) * BLOCK_BYTES, self.size)
         if self.remote is None:
-            _read_plainly(self.path, at, end)
+            read_plainly(self.path, at, end)
             if not self._is_whole(block, at, end):
                 raise self._damaged(block, at, end)
         elif not self._is_whole_here(block, at, end):
@@ -148,7 +154,7 @@ class _Shard:
         assert self._held is not None
         try:
             is_mapped = os.stat(self._held.path).st_ino == self._held.inode
-            _read_plainly(self._held.path, at, end)
+            read_plainly(self._held.path, at, end)
         except (OSError, EnvironmentFault):
             return False
         if not is_mapped:
@@ -157,7 +163,7 @@ class _Shard:
 
     def _damaged(self, block: int, at: int, end: int) -> EnvironmentFault:
         """Training tokens can be named, so that a run may go on without them."""
-        fault = _damaged(self.where, f"block {block}, bytes {at} to {end}")
+        fault = damaged(self.where, f"block {block}, bytes {at} to {end}")
         if self.source is None:
             return fault
         first, last = at // self._itemsize, end // self._itemsize
@@ -174,46 +180,7 @@ class _Shard:
 
     def verify_all(self) -> None:
         if xxhash.xxh3_128_hexdigest(self.bytes.data) != self.entry.xxh3_128:
-            raise _damaged(self.where, "the whole file")
-
-
-def _read_plainly(path: Path, at: int, end: int) -> None:
-    """Bring bytes into memory by a read before the mapping is touched: a failing or cut file then gives an error that names it
-    (through a mapping it would kill the process), and a slow one blocks without holding the interpreter."""
-    try:
-        with path.open("rb", buffering=0) as file:
-            file.seek(at)
-            found = len(file.read(end - at))
-    except OSError as error:
-        raise from_os_error(error, path, "cannot read data file") from error
-    if found != end - at:
-        raise _damaged(path, f"ends {end - at - found} bytes early")
-
-
-def _damaged(path: Path | str, part: str) -> EnvironmentFault:
-    return EnvironmentFault(
-        f"data file {path} is not what the run was frozen with ({part})",
-        "its bytes do not have the digest that stands in the data manifest",
-        "restore that file from a copy, or build the data again in another directory",
-    )
-
-
-def _check_size(path: Path | str, size: int) -> None:
-    try:
-        found = os.stat(path).st_size
-    except OSError as error:
-        raise from_os_error(error, path, "cannot read data file") from error
-    if found != size:
-        raise _damaged(path, f"{found} bytes instead of {size}")
-
-
-def _map(path: Path, size: int) -> np.ndarray:
-    """The file's bytes, mapped; a file of another size is refused here, other content at first touch."""
-    _check_size(path, size)
-    try:
-        return np.asarray(np.memmap(path, np.uint8, "r")) if size else np.empty(0, np.uint8)
-    except OSError as error:
-        raise from_os_error(error, path, "cannot read data file") from error
+            raise damaged(self.where, "the whole file")
 
 
 class _Tokens:
@@ -229,11 +196,11 @@ class _Tokens:
         self._opened = False
         if place.shards is None:
             for shard in entry.shards:
-                _check_size(f"{place.directory}/{shard.file}", shard.tokens * dtype.itemsize)
+                check_size(f"{place.directory}/{shard.file}", shard.tokens * dtype.itemsize)
         path = place.directory / entry.ends.file
-        ends = _map(path, entry.documents * 8)
+        ends = map_file(path, entry.documents * 8)
         if verify and xxhash.xxh3_128_hexdigest(ends.data) != entry.ends.xxh3_128:
-            raise _damaged(path, "the whole file")
+            raise damaged(path, "the whole file")
         self.ends = ends.view("<u8").view("<i8")  # signed, so that searchsorted with int64 copies nothing
         self.reading = ""
 
@@ -306,12 +273,28 @@ class _Tokens:
             shard.release()
 
 
+@dataclass(frozen=True)
+class _Spans:
+    """Of each part of a document in some windows, in their order: row and column it begins at, source, first token and tokens."""
+
+    row: np.ndarray
+    column: np.ndarray
+    source: np.ndarray
+    start: np.ndarray
+    tokens: np.ndarray
+
+    def each(self) -> Iterator[tuple[int, int, int, int, int]]:
+        return zip(*(part.tolist() for part in (self.row, self.column, self.source, self.start, self.tokens)), strict=True)
+
+
 class TokenReader:
     """Windows of built data. Opening checks sizes, ends and tokenizer; shards are mapped and their tokens checked on touch."""
 
     def __init__(self, place: DataPlace | Path, manifest: DataManifest, verify: bool = True):
         self.place, self.manifest = DataPlace.of(place), manifest
         self.directory = self.place.directory
+        self._verify = verify
+        self._plans: dict[tuple[int, int], Plan] = {}
         dtype = np.dtype(DTYPES[manifest.dtype])
         self._training = [_Tokens(self.place, s.training, dtype, verify, s.name) for s in manifest.sources]
         for tokens in self._training:
@@ -333,6 +316,15 @@ class TokenReader:
         """The shard that is being read at this moment, empty when none: names the culprit of a stall."""
         return next((t.reading for t in [*self._training, *self._held_out.values()] if t.reading), "")
 
+    def _plan(self, source: int, sequence_length: int) -> Plan:
+        """Of the windows that best fit packs: its files are mapped when it is first asked for."""
+        found = self._plans.get((source, sequence_length))
+        if found is None:
+            packing = self.manifest.sources[source].packing(sequence_length)
+            assert packing is not None, (source, sequence_length)
+            found = self._plans[source, sequence_length] = Plan(self.directory, packing, self._verify)
+        return found
+
     def _verify_tokenizer(self) -> None:
         path = self.directory / self.manifest.tokenizer.file
         try:
@@ -340,20 +332,107 @@ class TokenReader:
         except OSError as error:
             raise from_os_error(error, path, "cannot read tokenizer") from error
         if found != self.manifest.tokenizer.digest:
-            raise _damaged(path, "the whole file")
+            raise damaged(path, "the whole file")
 
     def verify_all(self) -> None:
         """Every byte of every shard against its digest."""
         for tokens in [*self._training, *self._held_out.values()]:
             tokens.verify_all()
+        for number, source in enumerate(self.manifest.sources):
+            for packing in source.packings:
+                self._plan(number, packing.sequence_length).verify_all()
+
+    def stage_batch(self, positions: Positions, stage: StageSpec) -> WindowBatch:
+        """The windows at ``positions`` as ``stage`` trains on them: cut or packed, some documents with their middle last."""
+        T = stage.sequence_length
+        try:
+            batch = self._packed_batch(positions, T) if stage.packed else self.window_batch(positions, T)
+        except DamagedData as fault:
+            raise DamagedData(fault.damage | self._damaged_bins(fault.damage), fault) from None
+        if stage.infill is not None:
+            self._infill(batch, positions, stage)
+        return batch
+
+    def _damaged_bins(self, damage: dict[str, Any]) -> dict[str, Any]:
+        """The bins that read the damaged tokens, under every plan of the source: a stream does not know where bins lie."""
+        number = next(k for k, source in enumerate(self.manifest.sources) if source.name == damage["source"])
+        first, last = damage["token"], damage["token"] + damage["tokens"]
+        packed = [
+            {"sequence_length": T, "bins": self._plan(number, T).touching(first, last)}
+            for T in (plan.sequence_length for plan in self.manifest.sources[number].packings)
+        ]
+        return {"packed": packed} if packed else {}
+
+    def _infill(self, batch: WindowBatch, positions: Positions, stage: StageSpec) -> None:
+        """In place, document by document."""
+        assert stage.infill is not None
+        T, names = stage.sequence_length, [source.name for source in self.manifest.sources]
+        spans = self._pieces(positions, T) if stage.packed else _parts(batch.document_BT, positions)
+        for row, column, source, start, tokens in spans.each():
+            if stage.infill.sources and names[source] not in stage.infill.sources:
+                continue
+            infilled(
+                batch.tokens_BT[row],
+                batch.targets_BT[row],
+                (column, column + tokens),
+                document_token=self.manifest.tokenizer.document_token_id,
+                spec=stage.infill,
+                key=(names[source], int(positions.epoch[row]), start),
+            )
+
+    def targets(self, positions: Positions, stage: StageSpec) -> int:
+        """How many targets of the windows at ``positions`` count."""
+        if not stage.packed:
+            return len(positions.token) * stage.sequence_length
+        own = ((k, positions.token[positions.source == k]) for k in np.unique(positions.source).tolist())
+        return sum(int(self._plan(k, stage.sequence_length).filled(bins).sum()) for k, bins in own)
+
+    def pieces(self, source: int, bin: int, sequence_length: int) -> np.ndarray:
+        """First token and tokens of each piece in a bin of a packed source, in its order: int64 (pieces, 2)."""
+        found = self._plan(source, sequence_length).pieces(np.array([bin]))
+        return np.stack([found.start, found.tokens], axis=1)
+
+    def _pieces(self, positions: Positions, T: int) -> _Spans:
+        """Of packed windows."""
+        found = []
+        for k in np.unique(positions.source).tolist():
+            rows = np.flatnonzero(positions.source == k)
+            pieces = self._plan(k, T).pieces(positions.token[rows])
+            found.append(np.stack([rows[pieces.place], np.full_like(pieces.place, k), pieces.start, pieces.tokens]))
+        every = np.concatenate(found, axis=1)
+        row, source, start, tokens = every[:, np.argsort(every[0], kind="stable")]
+        before = np.cumsum(tokens) - tokens
+        column = before - before[row.searchsorted(row)]
+        return _Spans(row, column, source, start, tokens)
+
+    def _packed_batch(self, positions: Positions, T: int) -> WindowBatch:
+        B, pad = len(positions.source), self.manifest.tokenizer.document_token_id
+        tokens_BT, targets_BT, buffer = np.full((B, T), pad), np.full((B, T), pad), np.empty(T + 1, np.int64)
+        spans = self._pieces(positions, T)
+        for row, column, source, start, size in spans.each():
+            self._training[source].copy(start, buffer[: size + 1])
+            tokens_BT[row, column : column + size] = buffer[:size]
+            targets_BT[row, column : column + size] = buffer[1 : size + 1]
+        for k in np.unique(positions.source).tolist():
+            self._keep(k, spans.start[spans.source == k])
+        filled_B = np.bincount(spans.row, spans.tokens, minlength=B).astype(np.int64)
+        padded = np.flatnonzero(filled_B < T)
+        rows, columns = np.concatenate([spans.row, padded]), np.concatenate([spans.column, filled_B[padded]])
+        document_BT, position_BT = _documents(rows, columns, B, T)
+        scored_BT = np.arange(T) < filled_B[:, None]
+        return WindowBatch(tokens_BT, targets_BT, document_BT, position_BT, positions.source, scored_BT)
+
+    def _keep(self, source: int, token: np.ndarray) -> None:
+        """Of a source's shards those of the chunks that ``token`` lie in."""
+        chunk = self.manifest.sources[source].chunk_tokens
+        low = np.unique(token // chunk) * chunk
+        self._training[source].keep(low, low + chunk + 1)
 
     def window_batch(self, positions: Positions, sequence_length: int) -> WindowBatch:
         """The windows at ``positions``, in that order."""
         batch = _batch(self._training, positions.source, positions.token, sequence_length)
         for k in np.unique(positions.source).tolist():
-            chunk = self.manifest.sources[k].chunk_tokens
-            low = np.unique(positions.token[positions.source == k] // chunk) * chunk
-            self._training[k].keep(low, low + chunk + 1)
+            self._keep(k, positions.token[positions.source == k])
         return batch
 
     def training_blocks(self, source: int) -> Iterator[np.ndarray]:
@@ -430,7 +509,21 @@ def frozen_manifest(directory: Path, spec: Spec) -> DataManifest:
             f"manifest digest: found {manifest.digest()}, frozen {spec.manifest_digest}; differs: {_differing(manifest, spec)}",
             "put its own data back in that place (a symbolic link will do), or build it again from the same documents",
         )
+    _check_plans(manifest, spec, directory)
     return manifest
+
+
+def _check_plans(manifest: DataManifest, spec: Spec, directory: Path) -> None:
+    """They are no content of the data: a directory may have lost them, or have others."""
+    for stage in spec.stages:
+        for source, frozen in zip(spec.sources, stage.packed):
+            plan = manifest.source(source.name).packing(stage.sequence_length)
+            if frozen.bins and (plan is None or packing_digest(plan) != frozen.digest):
+                raise EnvironmentFault(
+                    f"{directory} has {'no' if plan is None else 'another'} plan that packs {source.name} for stage {stage.name}",
+                    "a run reads the windows that it was frozen with",
+                    "build the data again with the run's recipe into the same directory: that adds its plans",
+                )
 
 
 def _differing(manifest: DataManifest, spec: Spec) -> str:
@@ -439,6 +532,15 @@ def _differing(manifest: DataManifest, spec: Spec) -> str:
     parts = [f"source {name}" for name in sorted(found.keys() | frozen.keys()) if found.get(name) != frozen.get(name)]
     parts += ["tokenizer"] if manifest.tokenizer.digest != spec.tokenizer.digest else []
     return ", ".join(parts) or "order of sources or stored type"
+
+
+def _parts(document_BT: np.ndarray, positions: Positions) -> _Spans:
+    """Of windows that were cut: a new document begins where the number changes."""
+    (B, T), opens = document_BT.shape, np.ones(document_BT.shape, bool)
+    np.not_equal(document_BT[:, 1:], document_BT[:, :-1], out=opens[:, 1:])
+    row, column = np.nonzero(opens)
+    tokens = np.diff(row * T + column, append=B * T)
+    return _Spans(row, column, positions.source[row], positions.token[row] + column, tokens)
 
 
 def _batch(sets: list[_Tokens], source_B: np.ndarray, start_B: np.ndarray, T: int) -> WindowBatch:

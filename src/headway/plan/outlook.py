@@ -84,7 +84,7 @@ def mixture_table(facts: PlanFacts) -> Table:
     sources = facts.spec.sources
     rows: list[tuple[Cell, ...]] = []
     for stage in facts.spec.stages:
-        weights = [quanta * source.target_share for quanta, source in zip(stage.quanta, sources, strict=True)]
+        weights = [quanta * stage.target_share(k, sources) for k, quanta in enumerate(stage.quanta)]
         rows.append((stage.name, *(weight / sum(weights) for weight in weights)))
     columns = (Column("stage"), *(Column(source.name, "share") for source in sources))
     return Table("Mixture", columns, tuple(rows))

@@ -23,11 +23,12 @@ if TYPE_CHECKING:
 
 SECTIONS = ("objective", "tokenizer", "model", "optimizer", "stability", "precision", "evaluation", "interventions")
 ADDED = {
+    "Tokenizer": frozenset({"fim_tokens", "reserved", "reserved_count"}),
     "Model": ADDED_TO_SPEC[ModelSpec] | {"rotary_share"},
     "Experts": ADDED_TO_SPEC[ExpertsSpec],
     "Data": frozenset({"prepare"}),
     "Source": frozenset({"inventory", "without", "exclude", "revision", "repository_level"}),
-    "Stage": frozenset({"yarn"}),
+    "Stage": frozenset({"yarn", "packing", "infill"}),
     "Rate": frozenset({"tail", "batch_rule"}),
     "Optimizer": ADDED_TO_SPEC[OptimizerSpec],
     "Stability": ADDED_TO_SPEC[StabilitySpec],

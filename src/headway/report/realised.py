@@ -32,13 +32,14 @@ def source_use(spec: Spec, step: int, skips: tuple[dict, ...] = ()) -> tuple[Sou
     done = _sequences_done(spec, step)
     taken = [_trained_counts(spec, stage, count, skips) for stage, count in enumerate(done)]
     lengths = [stage.sequence_length for stage in spec.stages]
-    target = [[c[k] * t * s.target_share for c, t in zip(taken, lengths, strict=True)] for k, s in enumerate(spec.sources)]
+    shares = [[stage.target_share(k, spec.sources) for stage in spec.stages] for k in range(len(spec.sources))]
+    target = [[c[k] * t * s for c, t, s in zip(taken, lengths, of, strict=True)] for k, of in enumerate(shares)]
     wanted = [
         [
-            count * stage.quanta[k] / QUANTA * stage.sequence_length * s.target_share
-            for count, stage in zip(done, spec.stages, strict=True)
+            count * stage.quanta[k] / QUANTA * stage.sequence_length * share
+            for count, stage, share in zip(done, spec.stages, of, strict=True)
         ]
-        for k, s in enumerate(spec.sources)
+        for k, of in enumerate(shares)
     ]
     all_target, all_wanted = sum(map(sum, target)), sum(map(sum, wanted))
     return tuple(

@@ -41,7 +41,7 @@ def train(run: TrainRun) -> str:
         result = train_step(run.trainee, batch, run.schedule.rate(run.step), lambda: bool(run.stop.own))
         run.step += 1
         run.stop.agreed(result.wish)
-        record(run, result, waited_ns)
+        record(run, result, waited_ns, batch.targets)
         hear(run, run.saver.poll())
         run.skipped = 0 if result.applied or ends_soundly(run, result) else run.skipped + 1
         if must_stop(run.spec.stability, run.skipped) or (run.skipped and run.step == run.until):
@@ -100,7 +100,7 @@ def digest(run: TrainRun) -> str:
     return run.crew.digest(run.trainee.saved_state(), run.place)
 
 
-def record(run: TrainRun, result: StepResult, waited_ns: int) -> None:
+def record(run: TrainRun, result: StepResult, waited_ns: int, targets: int) -> None:
     """One row per update: the loss is the global one of the whole batch (L3)."""
     done = run.schedule.place(run.step - 1)
     every = run.policy.state_digest_every
@@ -112,7 +112,7 @@ def record(run: TrainRun, result: StepResult, waited_ns: int) -> None:
         stage=run.spec.stages[done.stage].name,
         u=done.end_sequence,
         sequences=done.batch_sequences,
-        targets=done.batch_sequences * run.spec.stages[done.stage].sequence_length,
+        targets=targets,
         tokens=run.schedule.tokens_before(run.step),
         loss=result.loss,
         z_loss=result.z_loss,

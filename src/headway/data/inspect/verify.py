@@ -191,6 +191,9 @@ def _items(manifest: DataManifest) -> Iterator[_Item]:
         yield from _of_set(source.training, source.name, width)
         if source.held_out is not None:
             yield from _of_set(source.held_out, f"{source.name}, held out", width)
+        for plan in source.packings:
+            for file in (plan.rows, plan.pieces):
+                yield _Item(file.file, "packing", source.name, file.tokens * 8, file.xxh3_128, file.blocks)
 
 
 def _of_set(tokens: TokenSet, part: str, width: int) -> Iterator[_Item]:
