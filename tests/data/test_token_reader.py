@@ -167,15 +167,17 @@ def test_D9_truncated_missing_and_longer_shards_are_refused_at_opening(fresh):
 
 def test_D9_a_shard_cut_after_opening_is_an_error_not_a_dead_process(fresh):
     directory, manifest = fresh
-    reader = TokenReader(directory, manifest)
+    unmapped, mapped = TokenReader(directory, manifest), TokenReader(directory, manifest)
+    mapped.window_batch(positions_at([0], [0]), 64)
     os.truncate(directory / "00/shard-00000.bin", BLOCK_BYTES + 10)
-    with pytest.raises(EnvironmentFault, match=r"shard-00000\.bin .*bytes early"):
-        reader.window_batch(positions_at([0], [BLOCK_BYTES // 2 + 1_000]), 64)
+    for reader, seen in ((mapped, "bytes early"), (unmapped, f"{BLOCK_BYTES + 10} bytes instead of")):
+        with pytest.raises(EnvironmentFault, match=rf"shard-00000\.bin .*{seen}"):
+            reader.window_batch(positions_at([0], [BLOCK_BYTES // 2 + 1_000]), 64)
 
 
 def test_D12_the_shard_that_is_being_read_has_a_name(fresh, monkeypatch):
     reader, seen = TokenReader(*fresh), []
-    monkeypatch.setattr("headway.data.reader._read_plainly", lambda path, at, end: seen.append(reader.reading))
+    monkeypatch.setattr("headway.data.reader.read_plainly", lambda path, at, end: seen.append(reader.reading))
     assert reader.reading == ""
     reader.window_batch(positions_at([0], [0]), 64)
     assert seen == ["00/shard-00000.bin"]

@@ -13,10 +13,10 @@ import pytest
 from headway.cli.main import run_guarded
 from headway.data.build import build_data
 from headway.data.freeze import freeze
-from headway.data.inspect.show import Sequence, Show, narrowed
+from headway.data.inspect.show import Sequence, Show, Span, narrowed
 from headway.data.manifest import BLOCK_BYTES, DataManifest
 from headway.data.reader import TokenReader
-from headway.data.stream import Positions, Skip, Stream
+from headway.data.stream import Skip, Stream
 from headway.data.tokenizer import Tokenizer
 from headway.recipe.load import load_recipe
 from headway.recipe.schedules import Schedule
@@ -190,7 +190,7 @@ def test_every_window_has_all_its_shards_and_no_other(parts):
     entry, T = manifest.sources[0], 16
     assert len(entry.shards) > 2
     for start in range(entry.tokens - T):
-        narrow = narrowed(manifest, Positions(np.array([0]), np.array([0]), np.array([start])), T)
+        narrow = narrowed(manifest, np.array([0]), [(Span(start, T, 0),)])
         needed = [s for s in entry.shards if any(0 <= at - s.first_token < s.tokens for at in (start, start + T))]
         assert [source.name for source in narrow.sources] == [entry.name]
         assert list(narrow.sources[0].shards) == needed, start

@@ -37,6 +37,7 @@ def build(
     """
     import sys
 
+    from headway.base.errors import ConfigError
     from headway.cli.data_progress import progress_of
     from headway.cli.describe import default_data, describe
     from headway.cli.output import print_json
@@ -44,6 +45,12 @@ def build(
 
     description = describe(recipe, overrides, None, runnable=False)
     directory = out or default_data(description)
+    if isinstance(directory, str) or ":/" in str(directory):
+        raise ConfigError(
+            f"data is built in a directory of this machine, not at {directory}",
+            "a build that was killed goes on from what it has on the disk",
+            "give --out DIR, then copy that directory to where it is to lie",
+        )
     progress = None if json else progress_of(live=sys.stdout.isatty())
     manifest = build_data(description.loaded, directory, progress, workers=workers)
     if json:
@@ -67,6 +74,7 @@ def stage_line(what: str, facts: dict[str, Any]) -> str:
     lines = {
         "prepared": lambda: prepared_line(facts),
         "documents": lambda: f"- {facts['source']}: {facts['documents']:,} documents",
+        "packed": lambda: f"- {facts['source']}: packed for sequences of {facts['sequence']:,}, {facts['padding']:.3%} padding",
         "tokenizer": lambda: f"- tokenizer: {facts['vocabulary']:,} entries, digest {short(facts['digest'])}",
         "reused": lambda: "- the same data was built here before: verified and used again",
     }

@@ -10,13 +10,15 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from headway.base.errors import EXIT_FINDINGS, EXIT_OK, ConfigError
-from headway.cli.options import Json
+from headway.cli.data_verify import DataArgument
+from headway.cli.options import CacheOption, Json
 
 
 def audit(
-    directory: Annotated[Path, Parameter(help="A data directory, as headway data build writes it.")],
+    directory: DataArgument,
     /,
     *,
+    cache: CacheOption = None,
     out: Annotated[
         Path | None, Parameter(metavar="DIR", help="Also write plots as PNG, and the facts as audit.json. Default: none.")
     ] = None,
@@ -35,7 +37,7 @@ def audit(
 
     if sample < 1:
         raise ConfigError(f"--sample {sample}", "at least one token of each source is decoded", "such as --sample 400000")
-    found = measured(directory, sample, show_progress=sys.stderr.isatty())
+    found = measured(directory, sample, cache, show_progress=sys.stderr.isatty())
     written = write(found, out) if out is not None else []
     if json:
         print_json(facts(found) | {"files": [str(path) for path in written]})
@@ -47,12 +49,15 @@ def audit(
     return EXIT_FINDINGS if found.findings() else EXIT_OK
 
 
-def measured(directory: Path, sample: int, *, show_progress: bool) -> Any:
+def measured(where: str, sample: int, cache: Path | None, *, show_progress: bool) -> Any:
     """``show_progress``: a line on standard error while tokens are read."""
     from headway.data.inspect.audit import audit
     from headway.data.manifest import MANIFEST_FILE
+    from headway.data.place import CacheOptions, open_place
+    from headway.data.remote import is_url
 
-    if not (directory / MANIFEST_FILE).is_file():
+    directory = Path(where)
+    if not is_url(where) and not (directory / MANIFEST_FILE).is_file():
         raise ConfigError(
             f"{directory} is no data directory", f"built data has a {MANIFEST_FILE} in it", "name what headway data build wrote"
         )
@@ -65,7 +70,7 @@ def measured(directory: Path, sample: int, *, show_progress: bool) -> Any:
         sys.stderr.flush()
 
     try:
-        return audit(directory, sample, tell if show_progress else None)
+        return audit(open_place(where, CacheOptions(cache)), sample, tell if show_progress else None)
     finally:
         if show_progress:
             sys.stderr.write("\r\x1b[K")

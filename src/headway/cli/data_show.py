@@ -11,13 +11,13 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from headway.base.errors import ConfigError
-from headway.cli.options import Json, Overrides
+from headway.cli.options import CacheOption, Json, Overrides
 
 IN_FULL = 4
 
 
 def show(
-    run: Annotated[Path, Parameter(help="A run directory; or a data directory, with --recipe.")],
+    run: Annotated[str, Parameter(help="A run directory; or a data directory or URL, with --recipe.")],
     step: Annotated[int | None, Parameter(help="A step, from 1, as the records of a run count them.")] = None,
     /,
     *,
@@ -42,6 +42,7 @@ def show(
         int | None,
         Parameter(metavar="ID", help="As this segment of the run reads it, under its skip records. Default: the newest."),
     ] = None,
+    cache: CacheOption = None,
     recipe: Annotated[str | None, Parameter(metavar="RECIPE", help="For a data directory: the recipe to be trained.")] = None,
     overrides: Overrides = None,
     full: Annotated[
@@ -58,7 +59,7 @@ def show(
     from headway.cli.output import say
 
     _refuse_contradictions(step, stage, index, sequence, replica)
-    opened = opened_run(run, segment) if recipe is None else opened_data(run, recipe, overrides, segment)
+    opened = opened_run(Path(run), segment, cache) if recipe is None else opened_data(run, recipe, overrides, segment, cache)
     if overrides and recipe is None:
         raise ConfigError("--set without --recipe", "a run has its own spec, which nothing changes", "leave --set out")
     found = selected(opened, step, stage, index, sequence, _replica_of(replica))
@@ -117,13 +118,15 @@ class Selected:
     sequences: list[Any]
 
 
-def opened_run(place: Path, segment: int | None) -> Opened:
+def opened_run(place: Path, segment: int | None, cache: Path | None = None) -> Opened:
     """The stream of a run: its spec, its records, its data."""
     from headway.data.inspect.show import Show
     from headway.data.manifest import MANIFEST_FILE
+    from headway.data.place import CacheOptions, open_place
     from headway.data.reader import frozen_manifest
     from headway.data.stream import Stream
     from headway.rundir.layout import RunDirectory
+    from headway.rundir.segments import deployment_of
 
     if (place / MANIFEST_FILE).is_file() and not (place / "run.json").is_file():
         raise ConfigError(
@@ -132,9 +135,10 @@ def opened_run(place: Path, segment: int | None) -> Opened:
             f"headway data show {place} STEP --recipe R",
         )
     run = RunDirectory.open(place)
-    spec, data, member = run.spec(), Path(run.info()["data"]), _segment_of(run, segment)
+    spec, member = run.spec(), _segment_of(run, segment)
+    data = open_place(run.info()["data"], CacheOptions(cache) if cache else CacheOptions.of(deployment_of(run)))
     stream = Stream.of_segment(spec, member) if member else Stream(spec)
-    return Opened(Show(stream, data, frozen_manifest(data, spec)), f"run {place}", member.id if member else None)
+    return Opened(Show(stream, data, frozen_manifest(data.directory, spec)), f"run {place}", member.id if member else None)
 
 
 def _segment_of(run: Any, wanted: int | None) -> Any:
@@ -153,27 +157,29 @@ def _segment_of(run: Any, wanted: int | None) -> Any:
     return found
 
 
-def opened_data(place: Path, recipe: str, overrides: list[str] | None, segment: int | None) -> Opened:
+def opened_data(where: str, recipe: str, overrides: list[str] | None, segment: int | None, cache: Path | None = None) -> Opened:
     """The stream that a recipe would have over built data; it has no skip records yet."""
     from headway.cli.describe import describe, manifest_of
     from headway.data.freeze import freeze
     from headway.data.inspect.show import Show
-    from headway.data.manifest import MANIFEST_FILE
+    from headway.data.manifest import MANIFEST_FILE, DataManifest
+    from headway.data.place import CacheOptions, open_place
+    from headway.data.remote import is_url
     from headway.data.stream import Stream
 
+    place = Path(where)
     if segment is not None or (place / "run.json").is_file():
         raise ConfigError(
             "--recipe with --segment or a run", "a run has its own spec and its own skip records", "leave --recipe out for a run"
         )
-    if not (place / MANIFEST_FILE).is_file():
+    if not is_url(where) and not (place / MANIFEST_FILE).is_file():
         raise ConfigError(
             f"{place} is no data directory", f"built data has a {MANIFEST_FILE} in it", "name what headway data build wrote"
         )
     description = describe(recipe, overrides, None, runnable=False)
-    directory, manifest = manifest_of(description, place)
-    return Opened(
-        Show(Stream(freeze(description.loaded, manifest)), directory, manifest), f"{directory} with recipe {recipe}", None
-    )
+    data = open_place(where, CacheOptions(cache))
+    manifest = DataManifest.load(data.directory) if data.shards else manifest_of(description, where)[1]
+    return Opened(Show(Stream(freeze(description.loaded, manifest)), data, manifest), f"{where} with recipe {recipe}", None)
 
 
 def selected(

@@ -205,7 +205,7 @@ def free_directory(wanted: Path) -> Path:
 
 def create(
     description: Any,
-    data: Path,
+    data: Path | str,
     manifest: Any,
     *,
     root: Path,
@@ -219,7 +219,7 @@ def create(
 
     spec = freeze(description.loaded, manifest)
     info = RunInfo(
-        data=str(data.resolve()),
+        data=data if isinstance(data, str) else str(data.resolve()),
         deployment=description.deployment.resolved(),
         recipe_path=description.loaded.path,
         overrides=(*description.loaded.overrides, *description.deployment_overrides),

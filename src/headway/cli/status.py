@@ -84,9 +84,37 @@ def lines(summary: Any) -> Iterator[str]:
     if summary.owner_alive:
         yield f"supervisor  alive: {', '.join(f'{key} {value}' for key, value in summary.owner.items())}"
     yield from time_lines(summary.ledger)
+    yield from input_lines(summary.delivery)
     for finding in summary.findings:
         yield f"{'ALARM' if finding in summary.alarms else 'noted'} at step {finding.step}: {finding.message}"
     yield from (f"note: {flag}" for flag in summary.ledger.flags)
+
+
+def input_lines(delivery: Any) -> Iterator[str]:
+    """How the input came, and from a distance: what each source took."""
+    from headway.base.units import format_bytes, format_seconds
+    from headway.cli.output import table
+
+    if delivery is None:
+        return
+    ready = f"{delivery.mean_ready:.1f} of {delivery.depth} batches ready"
+    waited = f"waited {delivery.wait_share:.1%} of the steps' time"
+    yield f"input       {waited}, {ready}, loader at {delivery.saturation:.0%} of a core"
+    for shard, waited_ns in sorted(delivery.stalls.items(), key=lambda item: -item[1])[:3]:
+        yield f"            stood still {format_seconds(waited_ns / 1e9)} while {shard} was read"
+    if not delivery.is_remote:
+        return
+    rows = [
+        [
+            s.name,
+            format_seconds(s.wait_ns / 1e9),
+            *(f"{n:,}" for n in (s.hits, s.misses, s.ahead, s.evictions)),
+            format_bytes(s.fetched_bytes),
+        ]
+        for s in delivery.sources
+    ]
+    for line in table(["source", "waited", "hits", "misses", "ahead", "evicted", "fetched"], rows, left=(0,)):
+        yield f"            {line}"
 
 
 def time_lines(ledger: Any) -> Iterator[str]:

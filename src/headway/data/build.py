@@ -36,6 +36,7 @@ from headway.base.failpoints import hit
 from headway.base.files import make_directory, read_json, write_json
 from headway.data.assemble import Assembly, Progress, Settings, SourceTokens, SourceWork
 from headway.data.manifest import MANIFEST_FILE, DataManifest, Registration, SourceEntry, TokenizerEntry, TokenSet
+from headway.data.packing import write_packing
 from headway.data.prepare.pipeline import Preparation
 from headway.data.reader import TokenReader
 from headway.data.seen import Seen
@@ -44,10 +45,12 @@ from headway.data.sources import Opened, open_source, refuse_undisclosed
 from headway.data.spool import AsRead, SealedSpool, Shuffled, Spool, remove, unsealed
 from headway.data.tokenizer import TOKENIZER_FILE, Tokenizer, train_tokenizer
 from headway.data.workspace import publish, workspace
+from headway.recipe.digests import recipe_content
 from headway.recipe.load import LoadedRecipe
 
 if TYPE_CHECKING:
     from headway.recipe.schema import Recipe
+    from headway.recipe.schema import Tokenizer as TokenizerSection
 
 _CANDIDATE_BYTES_PER_TOKEN = 8
 TOKENIZER_RECEIPT = "tokenizer-receipt.json"
@@ -188,7 +191,8 @@ class _Build:
     def _inputs_digest(self) -> str:
         recipe = self.recipe
         sources = [[s.name, spool.receipt.content, len(spool)] for s, spool in zip(recipe.data.sources, self.spools)]
-        tokenizer = [recipe.tokenizer.kind, recipe.tokenizer.vocabulary, recipe.tokenizer.document_token]
+        keys = recipe_content(recipe)["tokenizer"]
+        tokenizer = [keys.pop(name) for name in ("kind", "vocabulary", "document_token")] + ([keys] if keys else [])
         settings = [_FORMAT, self.seed, recipe.data.held_out, recipe.data.chunk, self.settings.dtype, self.settings.shard_bytes]
         return digest_json({"sources": sources, "tokenizer": tokenizer, "settings": settings} | self.preparation.identity())
 
@@ -210,7 +214,7 @@ class _Build:
                 "choose another directory, or remove that one if no run needs it",
             )
         TokenReader(self.directory, manifest).verify_all()
-        manifest = self._relabelled(manifest)
+        manifest = self._packed(self._relabelled(manifest), self.directory)
         self.tell("reused", {"directory": str(self.directory), "digest": manifest.digest()})
         return manifest
 
@@ -226,6 +230,28 @@ class _Build:
         if relabelled != manifest:
             relabelled.save(self.directory)
         return relabelled
+
+    def _packed(self, manifest: DataManifest, directory: Path) -> DataManifest:
+        """With the best-fit plans that the recipe's stages read; those that are there stay."""
+        lengths = sorted({stage.sequence for stage in self.recipe.stages if stage.packing == "best-fit"})
+        sources = tuple(self._packed_source(source, lengths, directory) for source in manifest.sources)
+        if sources == manifest.sources:
+            return manifest
+        packed = dataclasses.replace(manifest, sources=sources)
+        if (directory / MANIFEST_FILE).exists():
+            packed.save(directory)
+        return packed
+
+    def _packed_source(self, source: SourceEntry, lengths: list[int], directory: Path) -> SourceEntry:
+        missing = [T for T in lengths if source.chunk_tokens >= T and source.packing(T) is None]
+        plans = list(source.packings)
+        if missing:
+            ends = np.memmap(directory / source.ends.file, "<i8", "r")
+        for T in missing:
+            plans.append(write_packing(directory, source, T, ends))
+            facts = {"source": source.name, "sequence": T, "padding": 1 - plans[-1].target_share}
+            self.tell("packed", facts)
+        return dataclasses.replace(source, packings=tuple(sorted(plans, key=lambda plan: plan.sequence_length)))
 
     def _registered(self, number: int, entry: SourceEntry | None = None) -> Registration:
         """``entry``: as it was registered before, which stays where the same documents were found in the same place."""
@@ -264,13 +290,7 @@ class _Build:
         written = assembly.write(self.output, self.tell)
         manifest = DataManifest(
             name=self.recipe.name,
-            tokenizer=TokenizerEntry(
-                file=TOKENIZER_FILE,
-                digest=tokenizer.digest,
-                vocabulary=tokenizer.vocabulary,
-                document_token=tokenizer.document_token,
-                document_token_id=tokenizer.document_token_id,
-            ),
+            tokenizer=describe(tokenizer, self.recipe.tokenizer),
             dtype=self.settings.dtype,
             sources=tuple(self._entry(number, tokens) for number, tokens in enumerate(written)),
             inputs_digest=inputs,
@@ -283,6 +303,7 @@ class _Build:
             },
         )
         self.preparation.save_report(self.output)
+        manifest = self._packed(manifest, self.output)
         manifest.save(self.output)
         hit("build.assembled", 0)
         publish(self.output, self.directory)
@@ -321,7 +342,12 @@ class _Build:
         tokenizer = self._trained_before()
         if tokenizer is None:
             texts = (text for work in sources for text in _training_texts(work))
-            tokenizer = train_tokenizer(texts, vocabulary=wanted.vocabulary, document_token=wanted.document_token)
+            tokenizer = train_tokenizer(
+                texts,
+                vocabulary=wanted.vocabulary,
+                document_token=wanted.document_token,
+                controls=(*wanted.fim_tokens, *wanted.reserved_tokens),
+            )
             tokenizer.save(self.made / TOKENIZER_FILE)
             write_json(self.made / TOKENIZER_RECEIPT, sealed({"tokenizer": tokenizer.digest}))
             hit("build.tokenizer_written", 0)
@@ -366,6 +392,19 @@ class _Build:
             preparation=self.preparation.inventory(source.name),
             registered=self._registered(number),
         ).sealed()
+
+
+def describe(tokenizer: Tokenizer, wanted: TokenizerSection) -> TokenizerEntry:
+    """``tokenizer`` as the manifest has it."""
+    return TokenizerEntry(
+        file=TOKENIZER_FILE,
+        digest=tokenizer.digest,
+        vocabulary=tokenizer.vocabulary,
+        document_token=tokenizer.document_token,
+        document_token_id=tokenizer.document_token_id,
+        reserved={token: tokenizer.controls[token] for token in wanted.reserved_tokens},
+        fim=tuple(tokenizer.controls[token] for token in wanted.fim_tokens),
+    )
 
 
 def _training_texts(work: SourceWork) -> Iterator[str]:

@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING
 from headway.base.errors import ConfigError, Problem
 from headway.base.units import format_count
 from headway.data.manifest import DataManifest
+from headway.data.packing import packing_digest
 from headway.data.stream import Coverage, Stream, source_coverage
 from headway.recipe.load import LoadedRecipe
 from headway.recipe.rebalance import Mixtures, NothingFits, rebalance
 from headway.recipe.resolve import DataFacts, SourceFacts, resolve, with_mixtures
-from headway.recipe.spec import Spec
+from headway.recipe.spec import PackedSpec, Spec
 
 if TYPE_CHECKING:
     from headway.recipe.schema import Recipe
@@ -31,6 +32,7 @@ def data_facts(manifest: DataManifest) -> DataFacts:
         tokenizer_digest=manifest.tokenizer.digest,
         vocabulary=manifest.tokenizer.vocabulary,
         document_token=manifest.tokenizer.document_token,
+        infill=manifest.tokenizer.fim,
         sources=tuple(
             SourceFacts(
                 name=source.name,
@@ -39,6 +41,10 @@ def data_facts(manifest: DataManifest) -> DataFacts:
                 target_share=source.target_share,
                 digest=source.digest,
                 licence=source.licence,
+                packed={
+                    plan.sequence_length: PackedSpec(plan.bins, plan.target_share, packing_digest(plan))
+                    for plan in source.packings
+                },
                 quality=dict(getattr(source, "quality", None) or {}),
             )
             for source in manifest.sources

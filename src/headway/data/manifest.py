@@ -30,7 +30,7 @@ BLOCK_BYTES = 2**20
 
 DTYPES = {"uint16": "<u2", "uint32": "<u4"}
 _SEAL = "seal"
-_NOT_CONTENT = ("licence", "provenance", "dropped", "digest", "preparation", "registered")
+_NOT_CONTENT = ("licence", "provenance", "dropped", "digest", "preparation", "registered", "packings")
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,13 @@ class TokenizerEntry:
     vocabulary: int
     document_token: str
     document_token_id: int
+    reserved: dict[str, int] = field(default_factory=dict)  # further control tokens -> id
+    fim: tuple[int, ...] = ()  # ids of the control tokens before prefix, suffix and middle; empty: none
+
+    def content(self) -> dict:
+        """What later versions added is left out at its default, so that digests of earlier data stay."""
+        plain = dataclasses.asdict(self)
+        return {key: value for key, value in plain.items() if value or key not in ("reserved", "fim")}
 
 
 @dataclass(frozen=True)
@@ -72,6 +79,18 @@ class TokenSet:
     bytes: int
     shards: tuple[ShardEntry, ...]
     ends: EndsEntry
+
+
+@dataclass(frozen=True)
+class Packing:
+    """Windows of ``sequence_length`` tokens by best fit (``packing.py``): a plan over a source's documents, and no content."""
+
+    sequence_length: int
+    version: int
+    bins: tuple[int, ...]  # of every chunk, the tail last
+    target_share: float  # targets per token of a window: the rest is padding
+    rows: ShardEntry  # two uint64 per bin
+    pieces: ShardEntry  # two uint64 per piece of a document
 
 
 @dataclass(frozen=True)
@@ -124,10 +143,14 @@ class SourceEntry:
     digest: str  # of the content-defining parts of this entry
     preparation: tuple[PreparationStep, ...] = ()  # inventory of what was read, step by step; none: taken as it was
     registered: Registration | None = None  # None: written before sources were registered
+    packings: tuple[Packing, ...] = ()  # by sequence length, each once
 
     @property
     def training(self) -> TokenSet:
         return TokenSet(self.tokens, self.documents, self.bytes, self.shards, self.ends)
+
+    def packing(self, sequence_length: int) -> Packing | None:
+        return next((plan for plan in self.packings if plan.sequence_length == sequence_length), None)
 
     def content(self) -> dict:
         plain = dataclasses.asdict(self)
@@ -161,7 +184,7 @@ class DataManifest:
             {
                 "kind": self.kind,
                 "schema_version": self.schema_version,
-                "tokenizer": dataclasses.asdict(self.tokenizer),
+                "tokenizer": self.tokenizer.content(),
                 "dtype": self.dtype,
                 "sources": [source.content() for source in self.sources],
             }

@@ -3,6 +3,8 @@
     sequences, target tokens   closed form: what the mixture's tree has dealt out (``mixture.counts``), skips left out
     documents                  those that begin in the windows that were read, from the document ends: every position is walked
 
+Where windows are padded (best fit), the target tokens of a sequence are the mean over its source.
+
 Shares are of target tokens. ``asked`` is what the recipe or its rule asks for; ``given`` what the stage is mixed by, after caps
 have moved it or a transition changed it; ``realised`` what was dealt out. Over a stage the mixture repeats itself every 65,536
 sequences, so the worst error of any 10,000 is found by looking at one period.
@@ -19,15 +21,15 @@ import numpy as np
 from headway.data.mixture import assign
 from headway.data.stream import Stream
 from headway.recipe.schedules import Schedule
-from headway.recipe.spec import QUANTA, Spec
+from headway.recipe.spec import QUANTA, Spec, StageSpec
 
 WINDOW = 10_000
 """Sequences over which the worst error is stated (CONTRACTS section 1)."""
 AT_A_TIME = 2**17
 """Positions walked at once."""
 
-Documents = Callable[[int, np.ndarray, int], int]
-"""(source, first tokens of windows, T) -> documents that begin in them."""
+Documents = Callable[[int, np.ndarray, StageSpec], int]
+"""(source, where its windows stand, stage) -> documents that begin in them: ``TokenReader.documents_begun``."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +69,7 @@ class StageShares:
 
 def target_tokens_per_sequence(spec: Spec, stage: int, source: int) -> float:
     """What a sequence of ``source`` counts for: the mean over the source."""
-    return spec.stages[stage].sequence_length * spec.sources[source].target_share
+    return spec.stages[stage].sequence_length * spec.stages[stage].target_share(source, spec.sources)
 
 
 def parts(spec: Spec, first_step: int, end_step: int) -> list[Part]:
@@ -184,20 +186,9 @@ def worst_share_error(quanta: tuple[int, ...], seed: int, each: tuple[float, ...
 
 def _documents(stream: Stream, part: Part, count: Documents) -> list[int]:
     """Per source, those that begin in what ``part`` reads."""
-    begun, length = [0] * len(stream.shapes), stream.spec.stages[part.stage].sequence_length
+    begun, stage = [0] * len(stream.shapes), stream.spec.stages[part.stage]
     for first in range(part.first, part.end, AT_A_TIME):
         found = stream.locate(part.stage, np.arange(first, min(first + AT_A_TIME, part.end)))
         for k in np.unique(found.source).tolist():
-            begun[k] += count(k, found.token[found.source == k], length)
+            begun[k] += count(k, found.token[found.source == k], stage)
     return begun
-
-
-def documents_by_ends(ends: Sequence[np.ndarray]) -> Documents:
-    """``ends``: per source, the token after each document's last one, sorted. The first document begins at token 0."""
-
-    def begin(source: int, start: np.ndarray, length: int) -> int:
-        own = ends[source]
-        within = own[:-1].searchsorted(start + length, "left") - own[:-1].searchsorted(start, "left")
-        return int(within.sum()) + int((start == 0).sum())
-
-    return begin

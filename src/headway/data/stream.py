@@ -16,7 +16,7 @@ Positions are computed in blocks and the last few blocks are kept, because one s
 from __future__ import annotations
 
 from bisect import bisect_right
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -27,7 +27,7 @@ from headway.base.plain import from_plain
 from headway.data.feistel import derive_key, permute
 from headway.data.mixture import Assignment, assign, counts
 from headway.data.positions import Bad, Entry, SourceShape
-from headway.recipe.spec import QUANTA, Spec
+from headway.recipe.spec import QUANTA, Spec, StageSpec
 from headway.rundir.segments import Segment
 
 BLOCK = 4_096
@@ -44,6 +44,14 @@ class Skip:
 
 
 @dataclass(frozen=True)
+class QuarantinedBins:
+    """Windows of ``sequence_length`` tokens, packed by best fit, that a quarantine takes out."""
+
+    sequence_length: int
+    bins: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class Quarantine:
     """``tokens`` tokens of ``source`` from ``token`` on are not read, from stream index ``first`` of ``stage`` on: what was
     trained on before is history, and comes again in a replay of it."""
@@ -53,6 +61,7 @@ class Quarantine:
     tokens: int
     stage: int
     first: int
+    packed: tuple[QuarantinedBins, ...] = ()  # the same tokens in packed windows, of every plan of the source
 
 
 @dataclass(frozen=True)
@@ -79,7 +88,10 @@ class _Leg:
 
 @dataclass(frozen=True)
 class Positions:
-    """Per sequence: index of the source in the Spec, epoch of that source, first token of the window. int64, flat."""
+    """Per sequence: index of the source in the Spec, epoch of that source, first token of the window. int64, flat.
+
+    In a stage that is packed by best fit ``token`` is the number of the bin in its source.
+    """
 
     source: np.ndarray
     epoch: np.ndarray
@@ -102,6 +114,15 @@ class UnreadChunk:
     source: str
     slot: int
     tokens: int  # target tokens of whole windows of the old length
+
+
+@dataclass(frozen=True)
+class ChunkSpan:
+    """Tokens [first_token, end_token) of source number ``source``: a chunk, and the last target of its last window."""
+
+    source: int
+    first_token: int
+    end_token: int
 
 
 @dataclass(frozen=True)
@@ -139,6 +160,7 @@ class Stream:
         self.shapes = tuple(SourceShape((spec.data_seed, s.name), s.tokens, s.chunk_tokens) for s in spec.sources)
         _check_lengths(spec, self.shapes, transitions)
         self._legs = [self._legs_of(stage) for stage in range(len(spec.stages))]
+        self._stage_shapes = [self._packed_shapes(stage) for stage in spec.stages]
         self._entries = self._derive_entries()
         self._blocks: dict[tuple[int, int], Positions] = {}
 
@@ -161,13 +183,23 @@ class Stream:
         """(H, O) per source at the head of ``stage``; ``len(stages)`` is the state after the last one, at its length."""
         return self._entries[stage]
 
+    def shapes_of(self, stage: int) -> tuple[SourceShape, ...]:
+        """Of the sources as ``stage`` reads them: its windows."""
+        return self._stage_shapes[min(stage, len(self._stage_shapes) - 1)]
+
+    def _packed_shapes(self, stage: StageSpec) -> tuple[SourceShape, ...]:
+        if not stage.packed:
+            return self.shapes
+        return tuple(replace(shape, bins=plan.bins) for shape, plan in zip(self.shapes, stage.packed, strict=True))
+
     def _derive_entries(self) -> list[tuple[Entry, ...]]:
         stages, state = self.spec.stages, tuple(Entry() for _ in self.shapes)
         entries = []
         for index, stage in enumerate(stages):
-            length_before = stages[index - 1].sequence_length if index else stage.sequence_length
-            if stage.sequence_length != length_before:
-                state = tuple(Entry(shape.slots_used(e, length_before)) for shape, e in zip(self.shapes, state))
+            before = stages[max(0, index - 1)]
+            if stage.windows != before.windows:
+                shapes = self.shapes_of(index - 1)
+                state = tuple(Entry(shape.slots_used(e, before.sequence_length)) for shape, e in zip(shapes, state))
             entries.append(state)
             taken = self.counts(index, self.used(index))
             state = tuple(Entry(e.slot, e.ordinals + c) for e, c in zip(state, taken))
@@ -181,9 +213,9 @@ class Stream:
         report = []
         for stage in range(1, len(self.spec.stages)):
             before = self._length(stage - 1)
-            if self._length(stage) == before:
+            if self.spec.stages[stage].windows == self.spec.stages[stage - 1].windows:
                 continue
-            for source, shape, entry in zip(self.spec.sources, self.shapes, self._at_end(stage - 1)):
+            for source, shape, entry in zip(self.spec.sources, self.shapes_of(stage - 1), self._at_end(stage - 1)):
                 unread = shape.unread_windows(entry, before)
                 if unread:
                     slot = shape.slots_used(entry, before) - 1
@@ -202,7 +234,21 @@ class Stream:
     def slots_at_end(self, stage: int, sequences: int | None = None) -> tuple[int, ...]:
         """First untouched chunk slot per source after ``stage``, or after its first ``sequences`` stream indices."""
         state = self._after(stage, self.used(stage) if sequences is None else sequences)
-        return tuple(shape.slots_used(entry, self._length(stage)) for shape, entry in zip(self.shapes, state))
+        return tuple(shape.slots_used(entry, self._length(stage)) for shape, entry in zip(self.shapes_of(stage), state))
+
+    def chunks_at(self, stage: int, sequences: int) -> list[ChunkSpan]:
+        """After the first ``sequences`` trained indices of ``stage``: the chunk that each source reads now, then the one that
+        each begins next, where the run goes on to it."""
+        n = int(self.stream_index(stage, np.array([sequences - 1]))[0]) + 1
+        untouched, last = self.slots_at_end(stage, n), self.slots_at_end(len(self.spec.stages) - 1)
+        now = [(k, slot - 1) for k, slot in enumerate(untouched) if slot > self._entries[stage][k].slot]
+        coming = [(k, slot) for k, slot in enumerate(untouched) if slot < last[k]]
+        return [self._span(k, slot) for k, slot in (*now, *coming)]
+
+    def _span(self, source: int, slot: int) -> ChunkSpan:
+        shape = self.shapes[source]
+        first = shape.first_token_of(slot)
+        return ChunkSpan(source, first, min(first + shape.chunk_tokens, shape.tokens - 1) + 1)
 
     # --- the mixture --------------------------------------------------------------------------------------------------
 
@@ -304,7 +350,7 @@ class Stream:
         length, n = self._length(stage), self.stream_index(stage, u)
         assigned = self._assign(stage, n)
         epoch, token = np.empty_like(u), np.empty_like(u)
-        for k, (shape, entry) in enumerate(zip(self.shapes, self._entries[stage])):
+        for k, (shape, entry) in enumerate(zip(self.shapes_of(stage), self._entries[stage])):
             at = np.flatnonzero(assigned.source == k)
             if at.size:
                 places = shape.locate(entry, assigned.count[at], length, self._bad(k, stage, n[at], length))
@@ -313,6 +359,7 @@ class Stream:
 
     def _bad(self, source: int, stage: int, n: np.ndarray, length: int) -> Bad | None:
         """Of source number ``source``, for stream indices ``n`` of ``stage``. A window reads its targets too: T + 1 tokens."""
+        is_packed = bool(self.shapes_of(stage)[source].bins)
         name = self.spec.sources[source].name
         records = [q for q in self.quarantines if q.source == name and q.stage <= stage]
         if not records:
@@ -322,7 +369,11 @@ class Stream:
             found = np.zeros(token.shape, bool)
             for q in records:
                 in_force = (n[places] >= q.first) | (q.stage < stage)
-                found |= in_force & (token < q.token + q.tokens) & (token + length >= q.token)
+                if is_packed:
+                    bins = [b for p in q.packed if p.sequence_length == length for b in p.bins]
+                    found |= in_force & np.isin(token, np.array(bins, np.int64))
+                else:
+                    found |= in_force & (token < q.token + q.tokens) & (token + length >= q.token)
             return found
 
         return bad
@@ -411,7 +462,7 @@ def _check_lengths(spec: Spec, shapes: tuple[SourceShape, ...], transitions: tup
                     f"a window lies in one chunk; chunks have {shape.chunk_tokens} of the {shape.tokens} tokens",
                     f"shorten the sequence, or rebuild the data with data.chunk >= {stage.sequence_length}",
                 )
-            if quanta and not shape.windows(stage.sequence_length).epoch:
+            if quanta and not stage.packed and not shape.windows(stage.sequence_length).epoch:
                 raise ConfigError(
                     f"stage {stage.name}: source {source.name} has no whole window of {stage.sequence_length} tokens",
                     f"a window of T needs T + 1 tokens; {source.name} has {shape.tokens}",
@@ -423,7 +474,15 @@ def stream_digests(spec: Spec) -> list[str]:
     """One per stage: what decides its bytes, lengths excluded, so that lengthening a stage refuses no resume."""
     sources = [[s.name, s.digest, s.tokens, s.chunk_tokens] for s in spec.sources]
     common = {"data_seed": spec.data_seed, "sources": sources, "tokenizer": spec.tokenizer.digest, "stream": 1}
-    return [digest_json(common | {"sequence_length": s.sequence_length, "quanta": list(s.quanta)}) for s in spec.stages]
+    return [
+        digest_json(common | {"sequence_length": s.sequence_length, "quanta": list(s.quanta)} | _added(s)) for s in spec.stages
+    ]
+
+
+def _added(stage: StageSpec) -> dict:
+    """What earlier versions had not, left out where it changes nothing."""
+    packed = {"packed": [plan.digest for plan in stage.packed]} if stage.packed else {}
+    return packed | ({"infill": asdict(stage.infill)} if stage.infill else {})
 
 
 def source_coverage(spec: Spec, skips: tuple[Skip, ...] = ()) -> list[Coverage]:
@@ -438,12 +497,12 @@ def stream_coverage(stream: Stream) -> list[Coverage]:
     final = stream.slots_at_end(len(spec.stages) - 1)
     report = []
     for k, (source, shape) in enumerate(zip(spec.sources, stream.shapes)):
-        windows = sum(c[k] * stage.sequence_length for c, stage in zip(taken, spec.stages))
+        targets = sum(c[k] * s.sequence_length * s.target_share(k, spec.sources) for c, s in zip(taken, spec.stages))
         allowed = None if source.cap_epochs is None else shape.allowed_slots(source.cap_epochs)
         report.append(
             Coverage(
                 source=source.name,
-                target_tokens=round(windows * source.target_share),
+                target_tokens=round(targets),
                 epochs=final[k] / shape.slots,
                 final_slot=final[k],
                 slots=shape.slots,

@@ -1,13 +1,14 @@
 """Byte-level BPE: trained on the run's own documents, stored as tokenizer.json, identified by the digest of its bytes.
 
-Every text can be encoded (the alphabet is all 256 bytes) and decoding gives the text back. The document token is a control
-token: the build places it, and no text can produce it. A text that spells "<|document|>" becomes ordinary tokens.
+Every text can be encoded (the alphabet is all 256 bytes) and decoding gives the text back. Control tokens (the document token,
+those for fill-in-the-middle, reserved ones) are placed by the build or the reader, and no text can produce them: a text that
+spells "<|document|>" becomes ordinary tokens.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import tokenizers
@@ -23,7 +24,7 @@ SMALLEST_VOCABULARY = 257
 
 
 class Tokenizer:
-    """Text <-> token ids. ``encode`` never returns the document token."""
+    """Text <-> token ids. ``encode`` never returns a control token."""
 
     def __init__(self, serialized: bytes, document_token: str):
         inner = tokenizers.Tokenizer.from_str(serialized.decode())
@@ -33,7 +34,9 @@ class Tokenizer:
         if identity is None:
             raise ConfigError(f"the tokenizer does not know the document token {document_token!r}")
         self.document_token_id: int = identity
-        _check_unreachable(json.loads(serialized), document_token)
+        plain = json.loads(serialized)
+        self.controls: dict[str, int] = {entry["content"]: entry["id"] for entry in plain["added_tokens"] if entry["special"]}
+        _check_unreachable(plain, self.controls)
 
     @staticmethod
     def load(path: Path, document_token: str) -> Tokenizer:
@@ -83,31 +86,36 @@ class Tokenizer:
         return self._inner.decode([int(i) for i in ids], skip_special_tokens=False)
 
 
-def _check_unreachable(serialized: dict, document_token: str) -> None:
-    """No merge may spell the document token, or plain text would produce it."""
+def _check_unreachable(serialized: dict, controls: Iterable[str]) -> None:
+    """No merge may spell a control token, or plain text would produce it."""
     merges = serialized["model"]["merges"]  # pairs; "left right" in files of older versions
-    spelled = ("".join(merge.split(" ") if isinstance(merge, str) else merge) for merge in merges)
-    if document_token in spelled or document_token in pre_tokenizers.ByteLevel.alphabet():
-        raise ConfigError(
-            f"document token {document_token!r} also arises from plain text",
-            "a control token must not be a piece of ordinary text",
-            'choose another one, such as tokenizer.document_token = "<|document|>"',
-        )
+    spelled = {"".join(merge.split(" ") if isinstance(merge, str) else merge) for merge in merges}
+    for token in controls:
+        if token in spelled or token in pre_tokenizers.ByteLevel.alphabet():
+            raise ConfigError(
+                f"control token {token!r} also arises from plain text",
+                "a control token must not be a piece of ordinary text",
+                'choose another one, such as tokenizer.document_token = "<|document|>"',
+            )
 
 
-def train_tokenizer(texts: Iterable[str], *, vocabulary: int, document_token: str) -> Tokenizer:
-    """Train on ``texts``. The same texts in the same order give the same bytes. A small corpus may give fewer entries."""
-    if vocabulary < SMALLEST_VOCABULARY:
+def train_tokenizer(texts: Iterable[str], *, vocabulary: int, document_token: str, controls: Sequence[str] = ()) -> Tokenizer:
+    """Train on ``texts``. The same texts in the same order give the same bytes. A small corpus may give fewer entries.
+
+    ``controls``: further control tokens. Ids: the document token, these, the 256 bytes, then merges in their order.
+    """
+    least = SMALLEST_VOCABULARY + len(controls)
+    if vocabulary < least:
         raise ConfigError(
             f"tokenizer.vocabulary = {vocabulary} is too small",
-            f"a byte-level vocabulary has at least {SMALLEST_VOCABULARY} entries: 256 bytes and the document token",
+            f"this vocabulary has at least {least} entries: 256 bytes and {1 + len(controls)} control tokens",
         )
     inner = tokenizers.Tokenizer(models.BPE())
     inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
     inner.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocabulary,
-        special_tokens=[document_token],
+        special_tokens=[document_token, *controls],
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )

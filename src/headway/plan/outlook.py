@@ -86,7 +86,7 @@ def mixture_table(facts: PlanFacts) -> Table:
     rows: list[tuple[Cell, ...]] = []
     for stage in facts.spec.stages:
         for name, mixture in ((stage.name, stage.quanta), (f"{stage.name}, as asked", stage.asked_quanta)):
-            weights = [quanta * source.target_share for quanta, source in zip(mixture, sources)]
+            weights = [quanta * stage.target_share(k, sources) for k, quanta in enumerate(mixture)]
             rows += [(name, *(weight / sum(weights) for weight in weights))] if mixture else []
     columns = (Column("stage"), *(Column(source.name, "share") for source in sources))
     return Table("Mixture", columns, tuple(rows))

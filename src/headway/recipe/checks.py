@@ -27,6 +27,7 @@ from headway.recipe.mixture_checks import check_rule
 from headway.recipe.model_checks import check_context, check_model, check_nominal, check_samples
 from headway.recipe.preparation import Prepare
 from headway.recipe.schedules import Steps, StepTokens, whole_batches
+from headway.recipe.tokenizer_checks import check_tokenizer
 
 if TYPE_CHECKING:
     from headway.recipe.schema import Data, Objective, Optimizer, Recipe, Stage, Tokenizer
@@ -230,6 +231,24 @@ def _check_rate(at: KeyPath, stage: Stage) -> Iterator[Finding]:
         )
 
 
+def check_infill(index: int, stage: Stage, source_names: Sequence[str], tokenizer: Tokenizer | None) -> Iterator[Finding]:
+    for name in stage.infill.sources if stage.infill else ():
+        if name not in source_names:
+            yield found(
+                ("stages", index, "infill", "sources"),
+                f"stage {stage.name!r} fills in the middle of {name!r}, which is no source",
+                f"sources are {', '.join(source_names)}",
+                nearest_hint(name, source_names) or "add the source or take the name out",
+            )
+    if stage.infill is not None and stage.infill.rate and tokenizer is not None and not tokenizer.fim_tokens:
+        yield found(
+            ("stages", index, "infill"),
+            f"stage {stage.name!r} fills in the middle, and the tokenizer has no tokens for it",
+            "prefix, suffix and middle stand behind control tokens of their own",
+            'name them: tokenizer.fim_tokens = ["<|prefix|>", "<|suffix|>", "<|middle|>"]',
+        )
+
+
 def check_mixture(index: int, stage: Stage, source_names: Sequence[str]) -> Iterator[Finding]:
     rule = stage.mixture_rule
     named: list[tuple[KeyPath, str]] = [(("mixture", name), name) for name in stage.mixture]
@@ -320,6 +339,7 @@ def run_checks(part: Callable[[str], Any], stages: dict[int, Any], source_names:
     for index, stage in stages.items():
         findings += check_stage(index, stage)
         findings += check_mixture(index, stage, source_names)
+        findings += check_infill(index, stage, source_names, tokenizer)
     if part("model") is not None:
         findings += check_context(part("model"), stages)
     if part("model") is not None and part("evaluation") is not None:
@@ -338,6 +358,7 @@ def check_recipe(recipe: Recipe) -> list[Finding]:
 
 SECTION_CHECKS: dict[str, Callable[[Any], Iterator[Finding]]] = {
     "objective": check_objective,
+    "tokenizer": check_tokenizer,
     "model": check_model,
     "optimizer": check_optimizer,
     "data": check_data,

@@ -23,11 +23,12 @@ if TYPE_CHECKING:
 
 SECTIONS = ("objective", "tokenizer", "model", "optimizer", "stability", "precision", "evaluation", "interventions")
 ADDED = {
+    "Tokenizer": frozenset({"fim_tokens", "reserved", "reserved_count"}),
     "Model": ADDED_TO_SPEC[ModelSpec] | {"rotary_share"},
     "Experts": ADDED_TO_SPEC[ExpertsSpec],
     "Data": frozenset({"prepare", "beyond_cap"}),
     "Source": frozenset({"inventory", "without", "exclude", "revision", "repository_level"}),
-    "Stage": frozenset({"yarn", "mixture_rule"}),
+    "Stage": frozenset({"yarn", "packing", "infill", "mixture_rule"}),
     "Rate": frozenset({"tail", "batch_rule"}),
     "Optimizer": ADDED_TO_SPEC[OptimizerSpec],
     "Stability": ADDED_TO_SPEC[StabilitySpec],

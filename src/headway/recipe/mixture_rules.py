@@ -35,6 +35,7 @@ class Known:
     """What a rule is computed on. ``quality``: of a source by axis, as its manifest entry says."""
 
     sources: Sequence[SourceSpec]
+    shares: Sequence[float]  # target tokens per token of this stage's windows, by source
     before: Sequence[StageSpec]  # the stages before this one
     quality: Mapping[str, Mapping[str, float]]
 
@@ -56,6 +57,14 @@ def mixture_quanta(weights: Sequence[float], target_shares: Sequence[float]) -> 
     return apportion([Fraction(w) / Fraction(tau) for w, tau in zip(weights, target_shares, strict=True)], QUANTA)
 
 
+def sources_of(stage: Stage, names: Sequence[str]) -> list[str]:
+    """Those of ``names`` that take part in ``stage``."""
+    rule = stage.mixture_rule
+    if rule is None:
+        return [name for name in names if stage.mixture.get(name)]
+    return [name for name in names if not rule.sources or name in rule.sources]
+
+
 def weights_of(stage: Stage, known: Known, where: str) -> tuple[list[float], MixtureRuleSpec | None]:
     """Per source, and the rule as it was applied. ConfigError where the rule cannot hold.
 
@@ -64,7 +73,8 @@ def weights_of(stage: Stage, known: Known, where: str) -> tuple[list[float], Mix
     rule = stage.mixture_rule
     if rule is None:
         return [stage.mixture.get(source.name, 0.0) for source in known.sources], None
-    chosen = [s for s in known.sources if not rule.sources or s.name in rule.sources]
+    taking_part = sources_of(stage, [s.name for s in known.sources])
+    chosen = [s for s in known.sources if s.name in taking_part]
     passes = [s.tokens * s.target_share for s in chosen]
     scores = _scores(stage, rule, [s.name for s in chosen], known, where) if rule.kind == "quality" else []
     if not all(passes):
@@ -141,7 +151,7 @@ def _unimax(stage: Stage, rule: MixtureRule, chosen: Sequence[SourceSpec], known
     taken = [target_tokens(known.before, known.sources, place) for place in places]
     passes = [rule.epochs * source.tokens * source.target_share for source in chosen]
     allowed = [max(0.0, whole - used) for whole, used in zip(passes, taken, strict=True)]
-    budget, there_is = stage.tokens * _mean_share(chosen), math.fsum(allowed)
+    budget, there_is = stage.tokens * math.fsum(known.shares[place] for place in places) / len(places), math.fsum(allowed)
     if there_is < budget * (1 - ROUNDING):
         rest = ", ".join(f"{s.name} {format_count(round(n))}" for s, n in zip(chosen, allowed, strict=True))
         raise ConfigError(
@@ -152,11 +162,6 @@ def _unimax(stage: Stage, rule: MixtureRule, chosen: Sequence[SourceSpec], known
             where,
         )
     return unimax(budget, allowed)
-
-
-def _mean_share(chosen: Sequence[SourceSpec]) -> float:
-    """Target tokens per token of the stage: sources that pad make a little less of it."""
-    return math.fsum(s.target_share for s in chosen) / len(chosen)
 
 
 def _epochs_that_fit(budget: float, taken: Sequence[float], chosen: Sequence[SourceSpec]) -> float:
@@ -183,8 +188,8 @@ def rule_words(stage: StageSpec) -> str:
 
 def target_tokens(stages: Sequence[StageSpec], sources: Sequence[SourceSpec], place: int) -> float:
     """What ``stages`` take of the source at ``place``, by its share of their sequences."""
-    tokens = math.fsum(s.sequences * s.sequence_length * s.quanta[place] for s in stages) / QUANTA
-    return tokens * sources[place].target_share
+    each = (s.sequences * s.sequence_length * s.quanta[place] * s.target_share(place, tuple(sources)) for s in stages)
+    return math.fsum(each) / QUANTA
 
 
 def _scores(stage: Stage, rule: MixtureRule, names: Sequence[str], known: Known, where: str) -> list[float]:

@@ -15,7 +15,7 @@ from headway.recipe.checks import Finding, check_recipe, nearest_hint
 from headway.recipe.digests import recipe_content, recipe_digest
 from headway.recipe.lines import KeyPath
 from headway.recipe.load import LoadedRecipe
-from headway.recipe.mixture_rules import Known, mixture_quanta, weights_of
+from headway.recipe.mixture_rules import Known, mixture_quanta, sources_of, weights_of
 from headway.recipe.rebalance import Mixtures, NothingFits, rebalance
 from headway.recipe.resolved_model import default_ffn_width as default_ffn_width
 from headway.recipe.resolved_model import optional_float, resolve_yarn
@@ -24,7 +24,9 @@ from headway.recipe.schedules import Steps, StepTokens, whole_batches
 from headway.recipe.spec import (
     QUANTA,
     EvaluationSpec,
+    InfillSpec,
     OptimizerSpec,
+    PackedSpec,
     PrecisionSpec,
     RateSpec,
     RopeSpec,
@@ -50,6 +52,7 @@ class SourceFacts:
     target_share: float  # target tokens per token
     digest: str
     licence: str
+    packed: Mapping[int, PackedSpec] = field(default_factory=dict)  # by sequence length
     quality: Mapping[str, float] = field(default_factory=dict)  # mean score by axis
 
 
@@ -62,6 +65,7 @@ class DataFacts:
     vocabulary: int
     document_token: str
     sources: tuple[SourceFacts, ...]
+    infill: tuple[int, ...] = ()  # ids of prefix, suffix and middle; none: the tokenizer has no such tokens
 
 
 def resolve(recipe: Recipe | LoadedRecipe, facts: DataFacts | None, *, parent: dict | None = None) -> Spec:
@@ -90,10 +94,11 @@ def _build(recipe: Recipe, facts: DataFacts | None, parent: dict | None, locate:
     sources = tuple(resolve_sources(recipe, facts))
     model = resolve_model(recipe.model, recipe.tokenizer.vocabulary)
     evaluation = recipe.evaluation
+    data_seed = recipe.seed if recipe.data.seed is None else recipe.data.seed
     return Spec(
         name=recipe.name,
         seed=recipe.seed,
-        data_seed=recipe.seed if recipe.data.seed is None else recipe.data.seed,
+        data_seed=data_seed,
         objective=recipe.objective.model_dump(mode="json"),
         tokenizer=TokenizerSpec(
             kind=recipe.tokenizer.kind,
@@ -103,9 +108,7 @@ def _build(recipe: Recipe, facts: DataFacts | None, parent: dict | None, locate:
         ),
         model=model,
         sources=sources,
-        stages=resolve_stages(
-            recipe.stages, sources, model.rope, {s.name: s.quality for s in facts.sources} if facts else {}, locate
-        ),
+        stages=resolve_stages(recipe.stages, sources, model.rope, facts, data_seed, locate),
         optimizer=resolve_optimizer(recipe.optimizer),
         stability=StabilitySpec(
             z_loss=float(recipe.stability.z_loss),
@@ -172,18 +175,22 @@ def resolve_stages(
     stages: Sequence[Stage],
     sources: Sequence[SourceSpec],
     rope: RopeSpec,
-    quality: Mapping[str, Mapping[str, float]],
-    locate: Callable[[KeyPath], str],
+    facts: DataFacts | None = None,
+    data_seed: int = 0,
+    locate: Callable[[KeyPath], str] = lambda path: "",
 ) -> tuple[StageSpec, ...]:
     """In order, because a stage inherits the RoPE base and YaRN of the one before, and rules count what was read before."""
     resolved: list[StageSpec] = []
+    quality = {source.name: source.quality for source in facts.sources} if facts else {}
     for index, stage in enumerate(stages):
-        known = Known(sources=sources, before=resolved, quality=quality)
-        weights, rule = weights_of(stage, known, locate(("stages", index, "mixture_rule")))
         yarn = rope.yarn if stage.yarn is None else resolve_yarn(stage.yarn)
         rope = RopeSpec(float(stage.rope_base or rope.base), yarn)
         ramp = [(phase.start, phase.batch) for phase in stage.ramp] or [(0, stage.batch or stage.sequence)]
         sequences, phases = whole_batches(stage.tokens, stage.sequence, ramp)
+        packed = _packed(stage, sources, facts)
+        shares = [plan.target_share for plan in packed] or [s.target_share for s in sources]
+        known = Known(sources=sources, shares=shares, before=resolved, quality=quality)
+        weights, rule = weights_of(stage, known, locate(("stages", index, "mixture_rule")))
         resolved.append(
             StageSpec(
                 name=stage.name,
@@ -192,15 +199,32 @@ def resolve_stages(
                 sequences=sequences,
                 phases=phases,
                 rate=resolve_rate(stage.rate, StepTokens(phases, sequences, stage.sequence)),
-                quanta=mixture_quanta(weights, [s.target_share for s in sources]),
+                quanta=mixture_quanta(weights, shares),
                 rope_base=rope.base,
                 yarn=rope.yarn,
                 entry_gates=tuple(gate.model_dump(mode="json") for gate in stage.entry_gates),
                 exit_gates=tuple(gate.model_dump(mode="json") for gate in stage.exit_gates),
+                packing=stage.packing,
+                packed=packed,
+                infill=_infill(stage, facts, data_seed),
                 mixture_rule=rule,
             )
         )
     return tuple(resolved)
+
+
+def _packed(stage: Stage, sources: Sequence[SourceSpec], facts: DataFacts | None) -> tuple[PackedSpec, ...]:
+    if stage.packing == "cut" or facts is None:
+        return ()
+    known, none = {source.name: source.packed for source in facts.sources}, PackedSpec((), 1.0, "")
+    return tuple(known[source.name].get(stage.sequence, none) for source in sources)
+
+
+def _infill(stage: Stage, facts: DataFacts | None, data_seed: int) -> InfillSpec | None:
+    if stage.infill is None or not stage.infill.rate:
+        return None
+    asked = stage.infill
+    return InfillSpec(float(asked.rate), float(asked.spm), asked.sources, facts.infill if facts else (), data_seed)
 
 
 def resolve_rate(rate: Rate, of: StepTokens) -> RateSpec:
@@ -274,4 +298,22 @@ def facts_findings(recipe: Recipe, facts: DataFacts) -> list[Finding]:
         elif known[source.name].tokens < 2:
             seen = f"source {source.name!r} is empty: {known[source.name].tokens} tokens"
             findings.append((at, Problem(seen, "a source holds text", "check its path and patterns")))
+    for index, stage in enumerate(recipe.stages):
+        findings += _stage_findings(("stages", index), stage, facts)
+    return findings
+
+
+def _stage_findings(at: KeyPath, stage: Stage, facts: DataFacts) -> list[Finding]:
+    """What a stage needs of the build besides tokens."""
+    findings: list[Finding] = []
+    has_plan = {source.name: stage.sequence in source.packed for source in facts.sources}
+    lacking = [name for name in sources_of(stage, list(has_plan)) if not has_plan.get(name, True)]
+    if stage.packing == "best-fit" and lacking:
+        seen = f"stage {stage.name}: the data has no plan that packs {', '.join(lacking)} into {stage.sequence} tokens"
+        way_out = "add it with: headway data build RECIPE, into the same directory"
+        findings.append(((*at, "packing"), Problem(seen, "best-fit plans are made when data is built", way_out)))
+    if stage.infill is not None and stage.infill.rate and not facts.infill:
+        seen = f"stage {stage.name}: fill-in-the-middle, and a tokenizer without its three control tokens"
+        way_out = "name them in tokenizer.fim_tokens and build the data again, or take stages.infill out"
+        findings.append(((*at, "infill"), Problem(seen, "prefix, suffix and middle stand behind tokens of their own", way_out)))
     return findings

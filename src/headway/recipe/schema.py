@@ -103,6 +103,23 @@ class Tokenizer(Section):
     kind: Literal["bpe"] = said("byte-level byte pair encoding", "bpe")
     vocabulary: Entries = said("entries, special tokens included; 257 (256 bytes and the document token) to 2^31")
     document_token: str = said("special token that stands at the head of every document", "<|document|>", min_length=1)
+    fim_tokens: Listed[str] = said(
+        "three control tokens for fill-in-the-middle: before prefix, suffix and middle; empty: none. No text produces them", ()
+    )
+    reserved: Listed[str] = said("further control tokens, for later use; no text produces them", ())
+    reserved_count: WholeOrZero = said(
+        "so many control tokens besides, named <|reserved-0|> and on, at most 65,536; 0: none", 0, le=65_536
+    )
+
+    @property
+    def reserved_tokens(self) -> tuple[str, ...]:
+        """All reserved ones by name."""
+        return (*self.reserved, *(f"<|reserved-{number}|>" for number in range(self.reserved_count)))
+
+    @property
+    def control_tokens(self) -> tuple[str, ...]:
+        """The document token and all others that only a build places."""
+        return (self.document_token, *self.fim_tokens, *self.reserved_tokens)
 
 
 class Latent(Section):
@@ -317,6 +334,15 @@ class Rate(Section):
     )
 
 
+class Infill(Section):
+    """Fill-in-the-middle: a share of documents as prefix, suffix, middle, behind control tokens (arXiv 2207.14255). A part of a
+    document that a window holds is one document here; it gives its last three tokens for the control tokens."""
+
+    rate: Share = said("share of documents, 0 to 1")
+    spm: Share = said("of these, the share with the suffix before prefix and middle", 0.5)
+    sources: Listed[Name] = said("of these sources only; empty: of all", ())
+
+
 class Gate(Section):
     """A condition to pass, fixed before its result is known. Declared here and carried with the run."""
 
@@ -364,6 +390,12 @@ class Stage(Section):
     mixture_rule: MixtureRule | None = said("weights by a rule, in place of mixture; None: mixture has them", None)
     rope_base: RopeBase | None = said("base of the RoPE frequencies in this stage, 2 to 1e12; None: as the stage before", None)
     yarn: Yarn | None = said("YaRN in this stage; None: as the stage before (factor = 1: none any more)", None)
+    packing: Literal["cut", "best-fit"] = said(
+        "how documents fill sequences: one behind the other and cut where a sequence ends, or whole (only what is longer is cut) "
+        "by a plan that the build makes, with padding that is no target",
+        "cut",
+    )
+    infill: Infill | None = said("fill-in-the-middle; None: documents as they are", None)
     entry_gates: Listed[Gate] = said("conditions to start the stage", ())
     exit_gates: Listed[Gate] = said("conditions to leave the stage", ())
 

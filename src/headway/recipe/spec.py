@@ -237,6 +237,26 @@ class MixtureRuleSpec:
 
 
 @dataclass(frozen=True)
+class PackedSpec:
+    """How best fit packs one source: a plan of the data directory."""
+
+    bins: tuple[int, ...]  # windows of every chunk, the tail last; none: there is no plan, and no weight in this stage
+    target_share: float  # the rest of a window is padding
+    digest: str
+
+
+@dataclass(frozen=True)
+class InfillSpec:
+    """Fill-in-the-middle of a ``rate`` of documents; of these, ``spm`` have the suffix first."""
+
+    rate: float
+    spm: float
+    sources: tuple[str, ...]  # empty: all
+    tokens: tuple[int, ...]  # ids of prefix, suffix and middle; none in a draft
+    seed: int  # that of the data order
+
+
+@dataclass(frozen=True)
 class StageSpec:
     """``sequences`` is M_s: whole batches up to the stage's tokens. ``quanta`` is per source and sums to 65,536."""
 
@@ -251,12 +271,24 @@ class StageSpec:
     entry_gates: tuple[dict, ...] = ()
     exit_gates: tuple[dict, ...] = ()
     yarn: YarnSpec | None = None
+    packing: str = "cut"  # cut, best-fit
+    packed: tuple[PackedSpec, ...] = ()  # with best-fit: per source; none in a draft
+    infill: InfillSpec | None = None
     mixture_rule: MixtureRuleSpec | None = None  # None: weights were given
     asked_quanta: tuple[int, ...] = ()  # before caps moved them; empty: ``quanta`` are as asked
 
     @property
     def rope(self) -> RopeSpec:
         return RopeSpec(self.rope_base, self.yarn)
+
+    @property
+    def windows(self) -> tuple[int, tuple[PackedSpec, ...]]:
+        """What windows are: stages that agree in it go on where the one before ended."""
+        return self.sequence_length, self.packed
+
+    def target_share(self, source: int, sources: tuple[SourceSpec, ...]) -> float:
+        """Targets per token of windows from source number ``source``."""
+        return self.packed[source].target_share if self.packed else sources[source].target_share
 
 
 @dataclass(frozen=True)

@@ -248,9 +248,10 @@ class _Supervisor:
         place = Schedule(spec).place(step)
         stream = Stream.of_segment(spec, parent) if parent else Stream(spec)
         first = int(stream.stream_index(place.stage, np.array([place.first_sequence]))[0])
-        found = {"source": damage["source"], "token": damage["token"], "tokens": damage["tokens"]}
+        found = {key: damage[key] for key in ("source", "token", "tokens", "packed") if key in damage}
         record = found | {"stage": place.stage, "first": first}
-        self._watch.record("quarantine", **damage, stage=place.stage, first=first)
+        told = {key: value for key, value in damage.items() if key != "packed"}
+        self._watch.record("quarantine", **told, stage=place.stage, first=first)
         self._fruitless = 0  # the next attempt reads other tokens
         return (*before, record)
 

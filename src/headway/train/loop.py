@@ -27,6 +27,9 @@ from headway.train.sample import prompt_ids
 from headway.train.setup import TrainRun, cursor
 from headway.train.step import StepResult, must_stop, train_step
 
+DELIVERY_STEPS = 200
+"""Between two records of how the input came."""
+
 
 def train(run: TrainRun) -> str:
     """Train to the end, to a stop, or to where another layout goes on; returns "complete", "stopped" or "relaid"."""
@@ -38,7 +41,7 @@ def train(run: TrainRun) -> str:
         result = train_step(run.trainee, batch, run.schedule.rate(run.step), lambda: bool(run.stop.own))
         run.step += 1
         run.stop.agreed(result.wish)
-        record(run, result, waited_ns)
+        record(run, result, waited_ns, batch.targets)
         hear(run, run.saver.poll())
         run.skipped = 0 if result.applied or ends_soundly(run, result) else run.skipped + 1
         if must_stop(run.spec.stability, run.skipped) or (run.skipped and run.step == run.until):
@@ -84,6 +87,8 @@ def end(run: TrainRun) -> str:
     """The last record. A run is complete when its last step is trained, evaluated and saved."""
     done = run.step == run.until and not run.owes
     state = "stopped" if not done else "complete" if run.step == run.schedule.total_steps else "relaid"
+    if run.step > run.segment.restored_step:
+        record_delivery(run)
     run.log.write("end", step=run.step, state=state, reason=run.stop.reason, digest=digest(run), peak_bytes=peak_bytes())
     run.crew.leave()
     return state
@@ -95,7 +100,7 @@ def digest(run: TrainRun) -> str:
     return run.crew.digest(run.trainee.saved_state(), run.place)
 
 
-def record(run: TrainRun, result: StepResult, waited_ns: int) -> None:
+def record(run: TrainRun, result: StepResult, waited_ns: int, targets: int) -> None:
     """One row per update: the loss is the global one of the whole batch (L3)."""
     done = run.schedule.place(run.step - 1)
     every = run.policy.state_digest_every
@@ -107,7 +112,7 @@ def record(run: TrainRun, result: StepResult, waited_ns: int) -> None:
         stage=run.spec.stages[done.stage].name,
         u=done.end_sequence,
         sequences=done.batch_sequences,
-        targets=done.batch_sequences * run.spec.stages[done.stage].sequence_length,
+        targets=targets,
         tokens=run.schedule.tokens_before(run.step),
         loss=result.loss,
         z_loss=result.z_loss,
@@ -117,9 +122,17 @@ def record(run: TrainRun, result: StepResult, waited_ns: int) -> None:
         rate=run.schedule.rate(run.step - 1),
         digest=found,
         input_wait_ns=waited_ns,
+        input_ready=run.batches().ready,
         **(result.extra | replaced(run)),
     )
     failpoints.hit("step.recorded", run.step)
+    if run.step % DELIVERY_STEPS == 0:
+        record_delivery(run)
+
+
+def record_delivery(run: TrainRun) -> None:
+    """How this rank's input came since the segment started; the other ranks' loaders do the same work."""
+    run.log.write("delivery", step=run.step, loader=run.batches().counts(), sources=run.reader.traffic())
 
 
 def replaced(run: TrainRun) -> dict[str, int]:

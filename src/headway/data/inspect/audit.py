@@ -30,6 +30,7 @@ from headway.data.inspect.probes import (
     whitespace_runs,
 )
 from headway.data.manifest import DataManifest
+from headway.data.place import DataPlace
 from headway.data.reader import TokenReader
 from headway.data.tokenizer import Tokenizer
 
@@ -120,7 +121,7 @@ class Coverage:
 
 @dataclass(frozen=True)
 class Audit:
-    directory: Path
+    directory: Path | str
     manifest: DataManifest
     sources: tuple[SourceAudit, ...]
     coverage: Coverage
@@ -163,11 +164,12 @@ class Audit:
                 yield f"{source.name}: {documents} are encoded to other ids than those that are stored"
 
 
-def audit(directory: Path, sample_tokens: int = SAMPLE_TOKENS, progress: Progress | None = None) -> Audit:
+def audit(place: DataPlace | Path, sample_tokens: int = SAMPLE_TOKENS, progress: Progress | None = None) -> Audit:
     """Read all training tokens, verified; decode and encode ``sample_tokens`` of each source. ``progress``: tokens read."""
-    directory, tell = Path(directory), progress or (lambda tokens: None)
+    place, tell = DataPlace.of(place), progress or (lambda tokens: None)
+    directory = place.directory
     manifest = DataManifest.load(directory)
-    reader, entry = TokenReader(directory, manifest), manifest.tokenizer
+    reader, entry = TokenReader(place, manifest), manifest.tokenizer
     tokenizer = Tokenizer.load(directory / entry.file, entry.document_token)
     vocabulary = max(entry.vocabulary, tokenizer.vocabulary)
     texts = [tokenizer.decode([i]) for i in range(vocabulary)]
@@ -176,7 +178,7 @@ def audit(directory: Path, sample_tokens: int = SAMPLE_TOKENS, progress: Progres
     sources = tuple(auditing.source(number, sample_tokens, tell) for number in range(len(manifest.sources)))
     cover = coverage(np.sum([source.counts for source in sources], axis=0), {control.id for control in controls})
     return Audit(
-        directory=directory,
+        directory=Path(place.where) if place.shards is None else place.where,
         manifest=manifest,
         sources=sources,
         coverage=cover,

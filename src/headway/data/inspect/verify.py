@@ -27,6 +27,7 @@ from headway.base.digests import is_sealed
 from headway.base.errors import ConfigError, HeadwayError
 from headway.base.files import indented_json, read_json
 from headway.data.manifest import BLOCK_BYTES, DTYPES, MANIFEST_FILE, REPORT_FILE, DataManifest, TokenSet
+from headway.data.remote import Remote
 from headway.data.tokenizer import TOKENIZER_FILE
 
 Progress = Callable[[int], None]
@@ -58,7 +59,7 @@ class Checked:
 class Verified:
     """``digest`` is the manifest's; empty where there is none to trust. ``unlisted``: files that the manifest does not name."""
 
-    directory: Path
+    directory: Path | str
     digest: str
     files: tuple[Checked, ...]
     unlisted: tuple[str, ...]
@@ -71,6 +72,16 @@ class Verified:
     @property
     def bytes_read(self) -> int:
         return sum(file.bytes for file in self.files)
+
+
+def verify_remote(remote: Remote, manifest: DataManifest, progress: Progress | None = None) -> Verified:
+    """Read everything that a manifest at a URL names, from there and past every cache. What else lies there is not listed."""
+    clock, tell = SystemClock(), progress or (lambda nbytes: None)
+    began_ns = clock.stamp().boot_ns
+    size = remote.size(MANIFEST_FILE)  # the manifest was proven by its seal when it was read
+    files = [Checked(MANIFEST_FILE, "manifest", "", size, ()), *(_check_remote(remote, item, tell) for item in _items(manifest))]
+    seconds = (clock.stamp().boot_ns - began_ns) / 1e9
+    return Verified(remote.url, manifest.digest(), tuple(files), (), seconds)
 
 
 def verify(directory: Path, progress: Progress | None = None, clock: Clock | None = None) -> Verified:
@@ -180,6 +191,9 @@ def _items(manifest: DataManifest) -> Iterator[_Item]:
         yield from _of_set(source.training, source.name, width)
         if source.held_out is not None:
             yield from _of_set(source.held_out, f"{source.name}, held out", width)
+        for plan in source.packings:
+            for file in (plan.rows, plan.pieces):
+                yield _Item(file.file, "packing", source.name, file.tokens * 8, file.xxh3_128, file.blocks)
 
 
 def _of_set(tokens: TokenSet, part: str, width: int) -> Iterator[_Item]:
@@ -194,6 +208,21 @@ def _check(root: Path, item: _Item, tell: Progress) -> Checked:
         reading.read(root / item.file, tell)
     except (OSError, ValueError) as error:  # ValueError: a name that no file can have
         reading.found(f"cannot be read: {getattr(error, 'strerror', None) or error}")
+    return Checked(item.file, item.what, item.part, reading.bytes, tuple(reading.damages))
+
+
+def _check_remote(remote: Remote, item: _Item, tell: Progress) -> Checked:
+    """EnvironmentFault where the storage cannot be read: that is no damage."""
+    reading = _Reading(item)
+    try:
+        size = remote.size(item.file)
+        for piece in remote.pieces(item.file, size):
+            for at in range(0, len(piece), BLOCK_BYTES):
+                reading.block(piece[at : at + BLOCK_BYTES])
+            tell(len(piece))
+        reading.judge_whole()
+    except FileNotFoundError:
+        reading.found("is not there")
     return Checked(item.file, item.what, item.part, reading.bytes, tuple(reading.damages))
 
 
@@ -216,11 +245,11 @@ class _Reading:
             with contextlib.suppress(OSError):  # so that it is the storage that answers
                 os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
             while data := _whole_block(file):
-                self._block(data)
+                self.block(data)
                 tell(len(data))
-        self._judge_whole()
+        self.judge_whole()
 
-    def _block(self, data: bytes) -> None:
+    def block(self, data: bytes) -> None:
         number = self.bytes // BLOCK_BYTES
         self.bytes += len(data)
         self._whole.update(data)
@@ -234,7 +263,7 @@ class _Reading:
         assert self.item.bytes is not None
         return min(BLOCK_BYTES, self.item.bytes - number * BLOCK_BYTES)
 
-    def _judge_whole(self) -> None:
+    def judge_whole(self) -> None:
         expected = self.item.bytes
         if expected is not None and self.bytes != expected:
             change = f"cut off, {expected - self.bytes:,} bytes are missing" if self.bytes < expected else "longer than written"
