@@ -22,7 +22,7 @@ from headway.data.manifest import DataManifest
 from headway.data.packing import pack, packing_digest, write_packing
 from headway.data.positions import SourceShape
 from headway.data.reader import TokenReader
-from headway.data.shares import Part, documents_of, stage_shares
+from headway.data.shares import Part, stage_shares
 from headway.data.stream import Positions, Quarantine, QuarantinedBins, Stream, source_coverage, stream_digests
 from headway.recipe.schedules import Schedule
 from headway.recipe.spec import PackedSpec, Spec
@@ -369,7 +369,7 @@ def test_documents_are_counted_in_packed_windows(built):
     directory, manifest, recipe = built
     spec = freeze(recipe, manifest)
     reader, stream = TokenReader.open(directory, spec), Stream(spec)
-    found = stage_shares(stream, Part(1, 3, 40), documents_of(reader, spec))
+    found = stage_shares(stream, Part(1, 3, 40), reader.documents_begun)
     places = stream.locate(1, np.arange(3, 40))
     batch = reader.stage_batch(places, spec.stages[1])
     heads = batch.scored_BT & (batch.tokens_BT == manifest.tokenizer.document_token_id)
