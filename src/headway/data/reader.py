@@ -59,7 +59,7 @@ class HeldOutBatch(WindowBatch):
     """``in_document_BT``: where each target stands in its document, 0: the document token. A target of -1 is none: the last
     window is filled up behind the last held-out token that is scored."""
 
-    in_document_BT: np.ndarray
+    in_document_BT: np.ndarray | None = None
 
 
 @dataclass(frozen=True)
@@ -526,6 +526,16 @@ class TokenReader:
             start, tokens = pieces.start, pieces.tokens
         within = heads.searchsorted(start + tokens, "left") - heads.searchsorted(start, "left")
         return int(within.sum()) + int((start == 0).sum())  # the first document begins where no other ends
+
+    def held_out_documents(self, source: str) -> Iterator[np.ndarray]:
+        """The tokens of each held-out document, document token first, verified."""
+        held_out = self._held_out[source]
+        start = 0
+        for end in held_out.ends.tolist():
+            tokens = np.empty(end - start, np.int64)
+            held_out.copy(start, tokens)
+            yield tokens
+            start = end
 
     def held_out_targets(self, source: str, sequence_length: int, tokens: int) -> int:
         """How many held-out tokens are scored: at most ``tokens``, of all but the first. ConfigError: not one whole window is
