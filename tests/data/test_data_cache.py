@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
+import fcntl
 import json
 import os
 import shutil
@@ -66,12 +66,10 @@ def shards_in(cache: Path) -> list[Path]:
 
 
 def cached_bytes(cache: Path) -> int:
-    """Of shards that are there and that come; another thread takes some out meanwhile."""
-    total = 0
-    for path in (cache / "shards").iterdir():
-        with contextlib.suppress(FileNotFoundError):
-            total += path.stat().st_size
-    return total
+    """Of shards that are there and that come. Another thread may make room meanwhile: not while this one holds the lock."""
+    with (cache / "lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        return sum(path.stat().st_size for path in (cache / "shards").iterdir())
 
 
 def least(directory: Path, cache: Path) -> int:
