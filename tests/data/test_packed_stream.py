@@ -22,6 +22,7 @@ from headway.data.manifest import DataManifest
 from headway.data.packing import pack, packing_digest, write_packing
 from headway.data.positions import SourceShape
 from headway.data.reader import TokenReader
+from headway.data.shares import Part, documents_of, stage_shares
 from headway.data.stream import Positions, Quarantine, QuarantinedBins, Stream, source_coverage, stream_digests
 from headway.recipe.schedules import Schedule
 from headway.recipe.spec import PackedSpec, Spec
@@ -362,3 +363,14 @@ def test_D3_every_epoch_and_every_chunk_has_an_order_of_its_own():
     assert [c for e, c in dict.fromkeys(zip(found.epoch.tolist(), chunk.tolist())) if e == 0] != [
         c for e, c in dict.fromkeys(zip(found.epoch.tolist(), chunk.tolist())) if e == 1
     ]
+
+
+def test_documents_are_counted_in_packed_windows(built):
+    directory, manifest, recipe = built
+    spec = freeze(recipe, manifest)
+    reader, stream = TokenReader.open(directory, spec), Stream(spec)
+    found = stage_shares(stream, Part(1, 3, 40), documents_of(reader, spec))
+    places = stream.locate(1, np.arange(3, 40))
+    batch = reader.stage_batch(places, spec.stages[1])
+    heads = batch.scored_BT & (batch.tokens_BT == manifest.tokenizer.document_token_id)
+    assert [row.documents for row in found.sources] == [int(heads[places.source == k].sum()) for k in (0, 1)]

@@ -136,7 +136,8 @@ def opened_run(place: Path, segment: int | None, cache: Path | None = None) -> O
         )
     run = RunDirectory.open(place)
     spec, member = run.spec(), _segment_of(run, segment)
-    data = open_place(run.info()["data"], CacheOptions(cache) if cache else CacheOptions.of(deployment_of(run)))
+    options = CacheOptions(cache) if cache else CacheOptions.of(deployment_of(run))
+    data = open_place(run.info()["data"], options, provenance=True)
     stream = Stream.of_segment(spec, member) if member else Stream(spec)
     return Opened(Show(stream, data, frozen_manifest(data.directory, spec)), f"run {place}", member.id if member else None)
 
@@ -177,7 +178,7 @@ def opened_data(where: str, recipe: str, overrides: list[str] | None, segment: i
             f"{place} is no data directory", f"built data has a {MANIFEST_FILE} in it", "name what headway data build wrote"
         )
     description = describe(recipe, overrides, None, runnable=False)
-    data = open_place(where, CacheOptions(cache))
+    data = open_place(where, CacheOptions(cache), provenance=True)
     manifest = DataManifest.load(data.directory) if data.shards else manifest_of(description, where)[1]
     return Opened(Show(Stream(freeze(description.loaded, manifest)), data, manifest), f"{where} with recipe {recipe}", None)
 
@@ -229,6 +230,7 @@ def facts(opened: Opened, found: Selected) -> dict[str, Any]:
         "segment": opened.segment,
         "skips": [asdict(skip) for skip in opened.show.stream.skips],
         "quarantines": [asdict(one) for one in opened.show.stream.quarantines],
+        "transitions": [asdict(one) for one in opened.show.stream.transitions],
         "data": str(opened.show.directory),
         "manifest_digest": spec.manifest_digest,
         "tokenizer_digest": spec.tokenizer.digest,
@@ -303,6 +305,9 @@ def heading_lines(opened: Opened, found: Selected) -> Iterator[str]:
     if skips := [skip for skip in show.stream.skips if skip.stage == place.stage]:
         told = ", ".join(f"{skip.count:,} from stream index {skip.first:,} on" for skip in skips)
         yield f"skipped  in this stage: {told}"
+    for change in (one for one in show.stream.transitions if one.stage == place.stage):
+        weights = ", ".join(f"{name} {weight:g}" for name, weight in change.weights.items())
+        yield f"mixture  {weights} from stream index {change.first:,} on"
     for one in show.stream.quarantines:
         since = f"index {one.first:,} of stage {spec.stages[one.stage].name}"
         yield f"left out {one.tokens:,} damaged tokens of {one.source} from {one.token:,} on, since {since}"
@@ -347,6 +352,7 @@ def sequence_lines(sequence: Any, tokens: bool) -> Iterator[str]:
     yield f"targets    {counted_words(sequence)}; the last is id {sequence.targets[-1]}"
     for piece in sequence.pieces:
         yield f"{piece_words(piece)}:"
+        yield from origin_lines(piece)
         yield from ("  | " + line for line in printable_text(piece.text).split("\n"))
         if tokens:
             yield from id_lines(sequence.tokens[piece.column : piece.column + piece.tokens])
@@ -371,6 +377,15 @@ def piece_words(piece: Any) -> str:
         parts += [] if piece.begins else ["began before"]
         parts += [] if piece.ends else ["goes on"]
     return f"[{first:,} to {last:,}] " + ", ".join(parts)
+
+
+def origin_lines(piece: Any) -> Iterator[str]:
+    """Where a document is from, as its source knew it."""
+    from headway.data.inspect.terminal import one_line
+
+    if piece.origin is not None:
+        facts = [f"{name} {one_line(value, 200)}" for name, value in piece.facts.items() if value != piece.origin]
+        yield "  from " + "; ".join([one_line(piece.origin, 200), *facts])
 
 
 def id_lines(ids: Any, width: int = 110) -> Iterator[str]:

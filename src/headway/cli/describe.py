@@ -110,10 +110,13 @@ def manifest_of(description: Description, data: str | Path | None) -> tuple[Path
 
 def spec_of(description: Description, data: str | Path | None) -> Any:
     """The frozen Spec where the data is there, else a draft that can be planned."""
+    from headway.recipe.mixture_rules import refuse_unsized
     from headway.recipe.resolve import resolve
 
     if data is None and not is_there(default_data(description)):
-        return resolve(description.loaded, None)
+        draft = resolve(description.loaded, None)
+        refuse_unsized(draft, description.loaded.locate)
+        return draft
     from headway.data.freeze import freeze
 
     return freeze(description.loaded, manifest_of(description, data)[1])

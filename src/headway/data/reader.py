@@ -54,6 +54,14 @@ class WindowBatch:
     scored_BT: np.ndarray | None = None  # bool: which targets count; None: all
 
 
+@dataclass(frozen=True, kw_only=True)
+class HeldOutBatch(WindowBatch):
+    """``in_document_BT``: where each target stands in its document, 0: the document token. A target of -1 is none: the last
+    window is filled up behind the last held-out token that is scored."""
+
+    in_document_BT: np.ndarray
+
+
 @dataclass(frozen=True)
 class DocumentSpan:
     """Document ``number`` of its source: tokens [first_token, end_token) of it, document token first."""
@@ -421,6 +429,10 @@ class TokenReader:
         found = self._plan(source, sequence_length).pieces(np.array([bin]))
         return np.stack([found.start, found.tokens], axis=1)
 
+    def piece_starts(self, source: int, bins: np.ndarray, sequence_length: int) -> np.ndarray:
+        """First tokens of all pieces in some bins of a packed source."""
+        return self._plan(source, sequence_length).pieces(bins).start
+
     def _pieces(self, positions: Positions, T: int) -> _Spans:
         """Of packed windows."""
         found = []
@@ -505,28 +517,30 @@ class TokenReader:
         """The documents of a source's training tokens that have a token in [start, end)."""
         return self._training[source].spans(start, end)
 
-    def held_out_windows(self, source: str, sequence_length: int, tokens: int) -> int:
-        """How many held-out windows are scored: whole ones, in order, of at most ``tokens`` targets, at least one."""
+    def document_ends(self, source: int) -> np.ndarray:
+        """int64, mapped: the token after each of a source's training documents."""
+        return self._training[source].ends
+
+    def held_out_targets(self, source: str, sequence_length: int, tokens: int) -> int:
+        """How many held-out tokens are scored: at most ``tokens``, of all but the first. ConfigError: not one whole window is
+        there, and what a model does with long context would not be seen."""
         held_out = self._held_out.get(source)
-        available = (held_out.entry.tokens - 1) // sequence_length if held_out else 0
-        if not available:
+        available = held_out.entry.tokens - 1 if held_out else 0
+        if available < sequence_length:
             raise ConfigError(
                 f"source {source} has no held-out window of {sequence_length} tokens",
                 f"a window of T needs T + 1 tokens; held out: {held_out.entry.tokens if held_out else 0}",
                 "raise data.held_out and build the data again, or shorten the sequence",
             )
-        return min(available, max(1, tokens // sequence_length))
+        return min(available, max(1, tokens))
 
-    def held_out_batches(self, source: str, sequence_length: int, batch_windows: int, tokens: int) -> Iterator[WindowBatch]:
-        """The first ``tokens`` held-out tokens of ``source`` in whole windows; the last batch may be smaller."""
-        windows = self.held_out_windows(source, sequence_length, tokens)
+    def held_out_batches(self, source: str, sequence_length: int, batch_windows: int, tokens: int) -> Iterator[HeldOutBatch]:
+        """The first ``tokens`` held-out tokens of ``source`` as targets, each once, whatever the length of a window."""
+        T, targets = sequence_length, self.held_out_targets(source, sequence_length, tokens)
         number = next(i for i, s in enumerate(self.manifest.sources) if s.name == source)
-        for first in range(0, windows, batch_windows):
-            start = np.arange(first, min(first + batch_windows, windows), dtype=np.int64) * sequence_length
-            batch = _batch([self._held_out[source]], np.zeros_like(start), start, sequence_length)
-            yield WindowBatch(
-                batch.tokens_BT, batch.targets_BT, batch.document_BT, batch.position_BT, np.full_like(start, number)
-            )
+        for first in range(0, targets, batch_windows * T):
+            start = np.arange(first, min(first + batch_windows * T, targets), T, dtype=np.int64)
+            yield _held_out_batch(self._held_out[source], number, start, T, targets)
 
 
 def frozen_manifest(directory: Path, spec: Spec) -> DataManifest:
@@ -590,6 +604,30 @@ def _batch(sets: list[_Tokens], source_B: np.ndarray, start_B: np.ndarray, T: in
 def _every_window(tokens: np.ndarray, L: int) -> np.ndarray:
     """Row i is a view of tokens [i, i + L). (numpy's sliding_window_view leaves cycles, which would hold a shard open.)"""
     return np.ndarray((tokens.size - L + 1, L), tokens.dtype, tokens.data, strides=tokens.strides * 2)
+
+
+def _held_out_batch(held_out: _Tokens, number: int, start_B: np.ndarray, T: int, targets: int) -> HeldOutBatch:
+    """Windows at ``start_B``, of which the last may end early: at target ``targets`` of the set."""
+    parts = []
+    for rows, length in ((start_B[start_B + T <= targets], T), (start_B[start_B + T > targets], int(targets - start_B[-1]))):
+        if rows.size:
+            batch = _batch([held_out], np.zeros_like(rows), rows, length)
+            wide = ((0, 0), (0, T - length))
+            parts.append(
+                (
+                    np.pad(batch.tokens_BT, wide),
+                    np.pad(batch.targets_BT, wide, constant_values=-1),
+                    np.pad(batch.document_BT, wide, mode="edge"),
+                    np.pad(batch.position_BT, wide),
+                )
+            )
+    tokens_BT, targets_BT, document_BT, position_BT = map(np.concatenate, zip(*parts, strict=True))
+    at_BT = start_B[:, None] + np.arange(1, T + 1)
+    document = held_out.ends.searchsorted(at_BT, "right")
+    begins_BT = np.where(document > 0, held_out.ends[np.maximum(document, 1) - 1], 0)
+    return HeldOutBatch(
+        tokens_BT, targets_BT, document_BT, position_BT, np.full_like(start_B, number), in_document_BT=at_BT - begins_BT
+    )
 
 
 @lru_cache(maxsize=4)
