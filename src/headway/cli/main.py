@@ -37,8 +37,9 @@ DATA_VERBS: dict[str, str] = {
     "show": "headway.cli.data_show:show",
     "diff": "headway.cli.data_diff:diff",
     "audit": "headway.cli.data_audit:audit",
-    "bench": "headway.cli.data_bench:bench",
     "mixture": "headway.cli.data_mixture:mixture",
+    "bench": "headway.cli.data_bench:bench",
+    "register": "headway.cli.data_register:register",
 }
 
 PLAN_VERBS: dict[str, str] = {

@@ -202,9 +202,10 @@ class SourceEntry:
         return next((plan for plan in self.packings if plan.sequence_length == sequence_length), None)
 
     def content(self) -> dict:
-        absent = {key for key in _CONTENT_IF_THERE if getattr(self, key) is None}
-        names = (name for name in self.__dataclass_fields__ if name not in _NOT_CONTENT and name not in absent)
-        return {name: _plain(getattr(self, name)) for name in names}
+        names = [name for name in self.__dataclass_fields__ if name not in _NOT_CONTENT]
+        return {
+            name: _plain(value) for name in names if (value := getattr(self, name)) is not None or name not in _CONTENT_IF_THERE
+        }
 
     def sealed(self) -> SourceEntry:
         """The same entry with its digest filled in."""

@@ -59,7 +59,7 @@ class HeldOutBatch(WindowBatch):
     """``in_document_BT``: where each target stands in its document, 0: the document token. A target of -1 is none: the last
     window is filled up behind the last held-out token that is scored."""
 
-    in_document_BT: np.ndarray
+    in_document_BT: np.ndarray | None = None
 
 
 @dataclass(frozen=True)
@@ -429,10 +429,6 @@ class TokenReader:
         found = self._plan(source, sequence_length).pieces(np.array([bin]))
         return np.stack([found.start, found.tokens], axis=1)
 
-    def piece_starts(self, source: int, bins: np.ndarray, sequence_length: int) -> np.ndarray:
-        """First tokens of all pieces in some bins of a packed source."""
-        return self._plan(source, sequence_length).pieces(bins).start
-
     def _pieces(self, positions: Positions, T: int) -> _Spans:
         """Of packed windows."""
         found = []
@@ -520,6 +516,26 @@ class TokenReader:
     def document_ends(self, source: int) -> np.ndarray:
         """int64, mapped: the token after each of a source's training documents."""
         return self._training[source].ends
+
+    def documents_begun(self, source: int, token: np.ndarray, stage: StageSpec) -> int:
+        """How many documents begin in the windows of ``stage`` at ``token`` (bins, where it is packed)."""
+        heads, start = self._training[source].ends[:-1], token
+        tokens = np.full_like(token, stage.sequence_length)
+        if stage.packed:
+            pieces = self._plan(source, stage.sequence_length).pieces(token)
+            start, tokens = pieces.start, pieces.tokens
+        within = heads.searchsorted(start + tokens, "left") - heads.searchsorted(start, "left")
+        return int(within.sum()) + int((start == 0).sum())  # the first document begins where no other ends
+
+    def held_out_documents(self, source: str) -> Iterator[np.ndarray]:
+        """The tokens of each held-out document, document token first, verified."""
+        held_out = self._held_out[source]
+        start = 0
+        for end in held_out.ends.tolist():
+            tokens = np.empty(end - start, np.int64)
+            held_out.copy(start, tokens)
+            yield tokens
+            start = end
 
     def held_out_targets(self, source: str, sequence_length: int, tokens: int) -> int:
         """How many held-out tokens are scored: at most ``tokens``, of all but the first. ConfigError: not one whole window is
