@@ -122,7 +122,7 @@ class Peer:
     """A loader of others in its own process; ``absent``: why there is none."""
 
     def __init__(self, name: str, python: str, request: Path):
-        self.name, self.rates = name, []
+        self.name, self.rates, self.per_core = name, [], []
         command = [python, str(Path(__file__).parent / "stream_peers.py"), name, str(request)]
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
@@ -138,9 +138,10 @@ class Peer:
         if self.absent:
             return
         print("go", file=self._process.stdin, flush=True)
-        rate = self._answer().get("mtok_per_s")
-        if keep and rate is not None:
-            self.rates.append(rate)
+        answer = self._answer()
+        if keep and "mtok_per_s" in answer:
+            self.rates.append(answer["mtok_per_s"])
+            self.per_core.append(answer["per_core"])
 
     def close(self) -> None:
         self._process.stdin.close()
@@ -162,14 +163,14 @@ def measure_rates(directory: Path, spec: Spec, batch: int, peers: list[Peer], re
     reader.verify_all()  # warms the page cache
     plain = np.concatenate([np.fromfile(directory / s.file, "<u2") for s in reader.manifest.sources[0].shards])
     window = np.arange(length + 1)
-    rates: dict[str, list[float]] = {"ours": [], "gather": []}
+    rates: dict[str, list[float]] = {"ours": [], "ours_per_core": [], "gather": []}
     for repeat in range(repeats + 1):
         firsts = [(repeat * steps + step) * batch for step in range(steps)]
         tokens = [Stream(spec).locate(0, np.arange(first, first + batch)).token for first in firsts]
-        before = time.perf_counter()
+        before, cpu = time.perf_counter(), time.process_time()
         for first in firsts:
             reader.window_batch(stream.locate(0, stream.rank_sequences(0, first, batch, 0, 1)), length)
-        between = time.perf_counter()
+        between, cpu = time.perf_counter(), time.process_time() - cpu
         for token in tokens:
             plain[token[:, None] + window]
         after = time.perf_counter()
@@ -177,6 +178,7 @@ def measure_rates(directory: Path, spec: Spec, batch: int, peers: list[Peer], re
             peer.turn(keep=repeat > 0)
         if repeat:  # the first pass verifies blocks and faults pages in
             rates["ours"].append(steps * batch * length / 1e6 / (between - before))
+            rates["ours_per_core"].append(steps * batch * length / 1e6 / cpu)
             rates["gather"].append(steps * batch * length / 1e6 / (after - between))
     best = {name: max(values) for name, values in rates.items()}
     return {
@@ -184,17 +186,20 @@ def measure_rates(directory: Path, spec: Spec, batch: int, peers: list[Peer], re
         "window_batch_mtok_per_s_median": round(statistics.median(rates["ours"]), 1),
         "numpy_plain_gather_mtok_per_s": round(best["gather"], 1),
         "share_of_gather": round(best["ours"] / best["gather"], 3),
-        **peer_figures(peers, rates["ours"]),
+        "window_batch_mtok_per_core_s": round(best["ours_per_core"], 1),
+        **peer_figures(peers, best["ours_per_core"]),
     }
 
 
-def peer_figures(peers: list[Peer], ours: list[float]) -> dict:
-    """Ratios of the best passes; a peer that is not there has its reason in place of figures."""
+def peer_figures(peers: list[Peer], ours_per_core: float) -> dict:
+    """Ratios of the best passes by CPU time: some of them use several threads, and others use the machine too. A peer that is not
+    there has its reason in place of figures."""
     figures: dict = {"peers": {PEERS[peer.name]: peer.what or f"left out: {peer.absent}" for peer in peers}}
     for peer in peers:
         if peer.rates:
             figures[f"{PEERS[peer.name]}_mtok_per_s"] = round(max(peer.rates), 2)
-            figures[f"ours_over_{PEERS[peer.name]}"] = round(max(ours) / max(peer.rates), 2)
+            figures[f"{PEERS[peer.name]}_mtok_per_core_s"] = round(max(peer.per_core), 2)
+            figures[f"ours_over_{PEERS[peer.name]}"] = round(ours_per_core / max(peer.per_core), 2)
     return figures
 
 

@@ -2,7 +2,7 @@
 
     CACHE/shards/DIGEST-BYTES.bin    a shard, under the name of its content: runs over the same data share it
                  DIGEST-BYTES.part   one that is being fetched, locked by the process that fetches it
-    CACHE/lock                       held while room is made
+    CACHE/lock                       held while room is made, and while a shard gets its name
 
 The unit is a whole shard. The stream reads the windows of one chunk at a time in a random order, so every block of a chunk is
 read within its visit, and most of them by its first few batches: ranges of blocks would come in the same number of bytes, by
@@ -189,7 +189,8 @@ class ShardCache:
             traffic.fetched_bytes += size
             if not _damaged_blocks(part, entry, size):
                 break
-        os.replace(path.with_suffix(".part"), path)  # damaged still: so its storage has it, and the reader names the block
+        with self._locked():  # who adds up sizes meets it once, under one name
+            os.replace(path.with_suffix(".part"), path)  # damaged still: so its storage has it, and the reader names the block
         traffic.fetch_ns += self._clock.stamp().boot_ns - began_ns
         traffic.ahead += not must
         return True
@@ -209,9 +210,7 @@ class ShardCache:
 
     def _reserve(self, part: int, size: int, traffic: Traffic, give_up: GiveUp | None) -> bool:
         """Make room for ``size`` bytes and count them as taken: a .part has its whole length from the beginning."""
-        descriptor = os.open(self.directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        with self._locked():
             os.ftruncate(part, 0)
             while not (fits := self._make_room(size, traffic)) and give_up is not None and give_up():
                 pass
@@ -220,6 +219,13 @@ class ShardCache:
             os.ftruncate(part, size)
             traffic.over_bound += not fits
             return True
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        descriptor = os.open(self.directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            yield
         finally:
             os.close(descriptor)
 

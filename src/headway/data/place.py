@@ -86,15 +86,20 @@ def manifest_at(where: str | Path, options: CacheOptions | None = None, remote: 
     return manifest
 
 
-def open_place(where: str | Path, options: CacheOptions | None = None, remote: Remote | None = None) -> DataPlace:
-    """Errors: ConfigError for a URL or a bound that cannot work, EnvironmentFault for a place that cannot be read."""
+def open_place(
+    where: str | Path, options: CacheOptions | None = None, remote: Remote | None = None, *, provenance: bool = False
+) -> DataPlace:
+    """``provenance``: fetch what is known of every document too, which no training needs.
+
+    Errors: ConfigError for a URL or a bound that cannot work, EnvironmentFault for a place that cannot be read.
+    """
     if not is_url(where):
         return DataPlace(str(where), Path(where))
     options, remote = options or CacheOptions(), remote or Remote.open(str(where))
     directory = _manifest(remote, options.root / "sets")
     manifest = DataManifest.load(directory)
     bound_bytes = _bound(manifest, options.bound_bytes)
-    _small_files(remote, directory, manifest)
+    _small_files(remote, directory, [*_named(manifest), *(_tables(manifest) if provenance else ())])
     cache = ShardCache(options.root, bound_bytes)
     return DataPlace(str(where), directory, RemoteShards(remote, cache))
 
@@ -115,9 +120,9 @@ def _manifest(remote: Remote, sets: Path) -> Path:
     return directory
 
 
-def _small_files(remote: Remote, directory: Path, manifest: DataManifest) -> None:
+def _small_files(remote: Remote, directory: Path, files: list[_Named]) -> None:
     """Tokenizer, ends and report beside the manifest."""
-    for named in _named(manifest):
+    for named in files:
         path = directory / _inside(named.file)
         if not _is_whole(path, named.digest):
             make_directory(path.parent, "cache for data")
@@ -162,6 +167,13 @@ def _named(manifest: DataManifest) -> Iterator[_Named]:
                 yield _Named(file.file, file.xxh3_128, file.bytes)
     if any(source.preparation for source in manifest.sources):
         yield _Named(REPORT_FILE, "")
+
+
+def _tables(manifest: DataManifest) -> Iterator[_Named]:
+    for facts in (source.document_facts for source in manifest.sources if source.document_facts is not None):
+        sets = (facts.training, *([facts.held_out] if facts.held_out else []))
+        for table in (facts.facts, *(table for of in sets for table in (of.origins, of.index))):
+            yield _Named(table.file, table.xxh3_128, table.bytes)
 
 
 def _is_whole(path: Path, digest: str) -> bool:
