@@ -79,19 +79,28 @@ def test_uint32_tokens(tmp_path):
     assert batch.tokens_BT.tolist() == [[0, 70_000, 5, 0, 2**32 - 1, 6]]
 
 
-def test_held_out_windows_are_whole_in_order_and_independent_of_the_batch(corpus):
+@pytest.mark.parametrize("tokens", [1, 15, 16, 17, 3 * 16 + 1, 10**9])
+def test_held_out_tokens_are_targets_once_whatever_the_window_and_the_batch(corpus, tokens):
     directory, manifest, documents = corpus
-    reader, T = TokenReader(directory, manifest), 16
-    held_out = manifest.sources[1].held_out
-    one = [b.tokens_BT for b in reader.held_out_batches("source1", T, 1, 10**9)]
-    four = list(reader.held_out_batches("source1", T, 4, 10**9))
-    assert np.array_equal(np.concatenate(one), np.concatenate([b.tokens_BT for b in four]))
-    assert sum(len(b.tokens_BT) for b in four) == (held_out.tokens - 1) // T == reader.held_out_windows("source1", T, 10**9)
-    flat = [t for d in documents[1][: len(documents[1]) * 3 // 4] for t in d]
-    assert np.concatenate(one).ravel().tolist() == flat[: len(one) * T]
-    assert all((b.source_B == 1).all() for b in four)
-    assert reader.held_out_windows("source1", T, 3 * T + 1) == 3
-    assert sum(len(b.tokens_BT) for b in reader.held_out_batches("source1", T, 2, 3 * T + 1)) == 3
+    reader = TokenReader(directory, manifest)
+    held = [t for d in documents[1][: len(documents[1]) * 3 // 4] for t in d]
+    places = [at for d in documents[1][: len(documents[1]) * 3 // 4] for at in range(len(d))]
+    for T, size in ((16, 1), (16, 4), (7, 3), (50, 100)):
+        batches = list(reader.held_out_batches("source1", T, size, tokens))
+        targets = np.concatenate([b.targets_BT.ravel() for b in batches])
+        within = np.concatenate([b.in_document_BT.ravel() for b in batches])
+        scored = reader.held_out_targets("source1", T, tokens)
+        assert scored == min(tokens, len(held) - 1)
+        assert targets[targets >= 0].tolist() == held[1 : scored + 1]
+        assert within[targets >= 0].tolist() == places[1 : scored + 1], "0 is the document token"
+        flat = np.concatenate([b.tokens_BT.ravel() for b in batches])
+        assert flat[targets >= 0].tolist() == held[:scored]
+        assert all(b.tokens_BT.shape[1] == T and (b.source_B == 1).all() for b in batches)
+        assert all(len(b.tokens_BT) == size for b in batches[:-1])
+        for b in batches:
+            counted = b.targets_BT[:, 1:] >= 0
+            opens, begins = np.diff(b.document_BT, axis=1) == 1, b.in_document_BT[:, :-1] == 0
+            assert np.array_equal(opens[counted], begins[counted])
 
 
 def test_too_little_held_out_text_is_named(corpus):
@@ -226,6 +235,31 @@ def test_manifest_digest_is_of_content_only(fresh):
     assert same.digest() == manifest.digest()
     longer = dataclasses.replace(manifest.sources[0], chunk_tokens=128)
     assert dataclasses.replace(manifest, sources=(longer,)).digest() != manifest.digest()
+
+
+def test_D13_the_index_of_a_corpus_is_mapped_and_never_copied(tmp_path):
+    """300,000 documents: 2.4 MB of ends. Opening and reading take a small part of it, for each reader anew."""
+    manifest = write_token_data(tmp_path, [[[1]] * 300_000], shard_bytes=2**20)
+    reader = TokenReader(tmp_path, manifest)
+    reader.window_batch(positions_at([0], [5]), 16)
+    tracemalloc.start()
+    more = [TokenReader(tmp_path, manifest) for _ in range(3)]
+    for one in more:
+        one.window_batch(positions_at([0, 0], [5, 250_000]), 16)
+        one.documents(0, 1_000, 1_100)
+    grown, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert grown < 3 * 40_000
+
+
+def test_open_shards_are_those_of_the_chunk_that_is_read(corpus):
+    """However many shards there are: an open one takes a descriptor."""
+    directory, manifest, _ = corpus
+    reader, tokens = TokenReader(directory, manifest), manifest.sources[0].tokens
+    assert len(manifest.sources[0].shards) > 5
+    for chunk in range((tokens - 1) // 64 - 1):
+        reader.window_batch(positions_at([0, 0], [chunk * 64, chunk * 64 + 40]), 16)
+        assert sum(shard.is_open for shard in reader._training[0]._open.values()) <= 2
 
 
 def test_D13_memory_does_not_grow_with_batches(corpus):

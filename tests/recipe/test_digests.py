@@ -72,9 +72,9 @@ FIRST_OF_SPEC = {
     "SourceSpec": "name tokens chunk_tokens target_share digest cap_epochs licence",
     "BatchPhase": "first_sequence batch_sequences",
     "RateSpec": "warmup_tokens shape start end",
-    "MixtureRuleSpec": "kind sources tokens weights temperature size_power epochs scores",
     "PackedSpec": "bins target_share digest",
     "InfillSpec": "rate spm sources tokens seed",
+    "MixtureRuleSpec": "kind sources tokens weights temperature size_power epochs scores",
     "StageSpec": "name tokens sequence_length sequences phases rate quanta rope_base entry_gates exit_gates",
     "OptimizerSpec": "kind peak_rate beta1 beta2 epsilon weight_decay clip_norm",
     "StabilitySpec": "z_loss",
@@ -134,11 +134,15 @@ peak_rate = 1e-3
 every = "20k"
 """
 """Has every section, and of the added keys only those that are sections."""
-GIVEN = {"Model": {"latent", "experts", "yarn", "mup"}, "Data": {"prepare"}, "Tokenizer": {"fim_tokens"}}
-GIVEN |= {"Stage": {"infill", "mixture_rule"}}
+GIVEN = {
+    "Model": {"latent", "experts", "yarn", "mup"},
+    "Data": {"prepare"},
+    "Stage": {"mixture_rule", "infill"},
+    "Tokenizer": {"fim_tokens"},
+}
 PLACES = {"Source": {"path"}, "Contamination": {"registry"}}
 """Where texts lie is in no digest; what they say is in the manifest's."""
-GIVEN |= {"ModelSpec": GIVEN["Model"], "StageSpec": {"yarn", "infill", "mixture_rule"}}
+GIVEN |= {"ModelSpec": GIVEN["Model"], "StageSpec": {"yarn", "mixture_rule", "infill"}}
 
 AS_BEFORE = {
     "beacon": ("a094ed127aa2bce6", "799753cfa7f93615"),

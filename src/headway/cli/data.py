@@ -76,9 +76,15 @@ def stage_line(what: str, facts: dict[str, Any]) -> str:
         "documents": lambda: f"- {facts['source']}: {facts['documents']:,} documents",
         "packed": lambda: f"- {facts['source']}: packed for sequences of {facts['sequence']:,}, {facts['padding']:.3%} padding",
         "tokenizer": lambda: f"- tokenizer: {facts['vocabulary']:,} entries, digest {short(facts['digest'])}",
-        "reused": lambda: "- the same data was built here before: verified and used again",
+        "reused": lambda: "- the same data was built here before: verified and used again" + other_facts(facts),
     }
     return lines[what]() if what in lines else ""
+
+
+def other_facts(facts: dict[str, Any]) -> str:
+    """Where texts are the same and what is known of their documents is not what the build recorded."""
+    names = facts.get("other_facts", ())
+    return f"; facts of documents stand there as they were then, not as they are now: {', '.join(names)}" if names else ""
 
 
 def prepared_line(facts: dict[str, Any]) -> str:
@@ -103,6 +109,8 @@ def facts(manifest: Any, directory: Path) -> dict[str, Any]:
             "bytes": source.bytes,
             "tokens": source.tokens,
             "held_out_tokens": source.held_out.tokens if source.held_out else 0,
+            "held_out_documents": source.held_out.documents if source.held_out else 0,
+            "held_out_rule": dataclasses.asdict(source.held_out_rule) if source.held_out_rule else None,
             "target_share": source.target_share,
             "chunk_tokens": source.chunk_tokens,
             "dropped": source.dropped,
@@ -123,6 +131,17 @@ def facts(manifest: Any, directory: Path) -> dict[str, Any]:
         "dtype": manifest.dtype,
     }
     return known | {"tokenizer": tokenizer, "sources": sources}
+
+
+def held_out_line(source: Any) -> str:
+    """The rule that holds a source's documents out; empty: the first of the shuffled order are."""
+    rule = source.held_out_rule
+    if rule is None or source.held_out is None:
+        return ""
+    what = {"time": "times", "repository": "repositories", "content": "texts"}[rule.by]
+    side = "from it on" if rule.by == "time" else "below it"
+    told = f'held out   {source.name}: by {rule.by}, held_out_at = "{rule.at}", {side} {rule.groups:,} {what}'
+    return told + (f"; {rule.unknown:,} documents without {rule.by} are trained on" if rule.unknown else "")
 
 
 def show(manifest: Any, directory: Path) -> None:
@@ -147,5 +166,8 @@ def show(manifest: Any, directory: Path) -> None:
     for line in table(["source", "documents", "text", "tokens", "held out", "digest", "licence"], rows, left=(0, 5, 6)):
         say(line)
     say()
+    for source in manifest.sources:
+        if line := held_out_line(source):
+            say(line)
     say(f"tokenizer  {manifest.tokenizer.vocabulary:,} entries, digest {short(manifest.tokenizer.digest)}")
     say(f"data       {directory}, digest {short(manifest.digest())}")

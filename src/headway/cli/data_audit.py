@@ -13,6 +13,8 @@ from headway.base.errors import EXIT_FINDINGS, EXIT_OK, ConfigError
 from headway.cli.data_verify import DataArgument
 from headway.cli.options import CacheOption, Json
 
+MOST_GROUPS = 20
+
 
 def audit(
     directory: DataArgument,
@@ -143,7 +145,14 @@ def source_facts(source: Any) -> dict[str, Any]:
         "bytes_per_token_of_documents": spread(source.document_bytes_per_token),
         "tokens_per_word_of_documents": spread(source.document_tokens_per_word),
         "sampled_documents_encoded_otherwise": source.encoded_otherwise,
+        "by_language_and_licence": None if source.groups is None else [group_facts(group) for group in source.groups],
     }
+
+
+def group_facts(group: Any) -> dict[str, Any]:
+    from dataclasses import asdict
+
+    return asdict(group) | {"bytes_per_token": group.bytes_per_token}
 
 
 def measured_facts(measured: Any) -> dict[str, Any]:
@@ -165,6 +174,7 @@ def lines(found: Any) -> Iterator[str]:
     yield f"tokenizer  {entry.vocabulary:,} entries, digest {short(entry.digest)}"
     for title, part in (
         ("Fertility", fertility_lines(found)),
+        ("Languages and licences", inventory_lines(found)),
         ("Writing systems", script_lines(found)),
         ("White space", whitespace_lines(found)),
         ("Vocabulary", vocabulary_lines(found)),
@@ -207,7 +217,7 @@ def fertility_lines(found: Any) -> Iterator[str]:
 
 
 def script_lines(found: Any) -> Iterator[str]:
-    """The manifest has no language or file name per document; writing systems are seen in the text."""
+    """Writing systems are seen in the text."""
     from headway.cli.output import table
     from headway.data.inspect.terminal import one_line
 
@@ -225,7 +235,31 @@ def script_lines(found: Any) -> Iterator[str]:
     ]
     yield from table(["source", "most letters", "documents", "bytes/token", "chars/token", "tokens/word"], rows, left=(0, 1))
     yield ""
-    yield "of the sampled documents; the manifest records no language or file extension per document"
+    yield "of the sampled documents"
+
+
+def inventory_lines(found: Any) -> Iterator[str]:
+    """All training text by what the documents' sources knew of them."""
+    from headway.base.units import format_bytes
+    from headway.cli.output import table
+    from headway.data.inspect.inventory import by
+    from headway.data.inspect.terminal import one_line
+
+    for fact in ("language", "licence"):
+        rows = []
+        for source, entry in zip(found.sources, found.manifest.sources, strict=True):
+            unstated = "not stated" if fact == "language" else f"not stated; the source: {one_line(entry.licence)}"
+            for group in by(source.groups or (), fact)[:MOST_GROUPS]:
+                name = one_line(getattr(group, fact)) or unstated
+                counts = [f"{group.documents:,}", format_bytes(group.bytes), f"{group.tokens:,}", f"{group.bytes_per_token:.3f}"]
+                rows.append([one_line(source.name), name, *counts])
+        if rows:
+            yield from table(["source", fact, "documents", "text", "tokens", "bytes/token"], rows, left=(0, 1))
+            yield ""
+    without = [one_line(source.name) for source in found.sources if source.groups is None]
+    if without:
+        yield f"not kept by this build: {', '.join(without)}"
+    yield f"of all training documents, as their sources knew them; the first {MOST_GROUPS} a source, --json has all"
 
 
 def whitespace_lines(found: Any) -> Iterator[str]:

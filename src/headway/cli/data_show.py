@@ -351,6 +351,7 @@ def sequence_lines(sequence: Any, tokens: bool) -> Iterator[str]:
     yield f"targets    {counted_words(sequence)}; the last is id {sequence.targets[-1]}"
     for piece in sequence.pieces:
         yield f"{piece_words(piece)}:"
+        yield from origin_lines(piece)
         yield from ("  | " + line for line in printable_text(piece.text).split("\n"))
         if tokens:
             yield from id_lines(sequence.tokens[piece.column : piece.column + piece.tokens])
@@ -375,6 +376,15 @@ def piece_words(piece: Any) -> str:
         parts += [] if piece.begins else ["began before"]
         parts += [] if piece.ends else ["goes on"]
     return f"[{first:,} to {last:,}] " + ", ".join(parts)
+
+
+def origin_lines(piece: Any) -> Iterator[str]:
+    """Where a document is from, as its source knew it."""
+    from headway.data.inspect.terminal import one_line
+
+    if piece.origin is not None:
+        facts = [f"{name} {one_line(value, 200)}" for name, value in piece.facts.items() if value != piece.origin]
+        yield "  from " + "; ".join([one_line(piece.origin, 200), *facts])
 
 
 def id_lines(ids: Any, width: int = 110) -> Iterator[str]:

@@ -78,6 +78,9 @@ def lines(summary: Any) -> Iterator[str]:
     yield f"tokens      {format_count(summary.tokens)} of {format_count(summary.total_tokens)} ({share:.1%})"
     if summary.loss is not None:
         yield f"loss        {float(summary.loss):.3f}{f'; held out: {held_out}' if held_out else ''}"
+    if summary.bits_per_byte:
+        bits = ", ".join(f"{name} {float(value):.3f}" for name, value in summary.bits_per_byte.items())
+        yield f"bits/byte   held out: {bits}"
     yield f"checkpoint  {summary.checkpoint or 'none committed yet'}"
     if summary.segment is not None:
         yield f"segment     {summary.segment}, {summary.restarts} restart{'' if summary.restarts == 1 else 's'}"

@@ -4,6 +4,7 @@
       manifest.json
       tokenizer.json
       00-code/           shard-00000.bin ...   flat little-endian tokens        documents.ends   uint64, one per document
+                         documents.facts .origins .index                        where each document is from (``facts.py``)
       00-code/held-out/  the same, never trained on
 
 Identity is content: ``digest()`` covers tokens, tokenizer and document ends, and leaves out names of people, licences,
@@ -15,7 +16,9 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from headway.base.digests import digest_json
 from headway.base.errors import EnvironmentFault
@@ -30,7 +33,9 @@ BLOCK_BYTES = 2**20
 
 DTYPES = {"uint16": "<u2", "uint32": "<u4"}
 _SEAL = "seal"
-_NOT_CONTENT = ("licence", "provenance", "dropped", "digest", "preparation", "registered", "packings")
+_NOT_CONTENT = ("licence", "provenance", "dropped", "digest", "preparation", "registered", "document_facts", "packings")
+_CONTENT_IF_THERE = ("held_out_rule",)
+"""Left out at None, so that digests of earlier manifests stay."""
 
 
 @dataclass(frozen=True)
@@ -82,6 +87,16 @@ class TokenSet:
 
 
 @dataclass(frozen=True)
+class TableFile:
+    """``blocks``: xxh3_64 per 1 MiB, the last may be shorter."""
+
+    file: str
+    bytes: int
+    xxh3_128: str
+    blocks: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class Packing:
     """Windows of ``sequence_length`` tokens by best fit (``packing.py``): a plan over a source's documents, and no content."""
 
@@ -89,8 +104,40 @@ class Packing:
     version: int
     bins: tuple[int, ...]  # of every chunk, the tail last
     target_share: float  # targets per token of a window: the rest is padding
-    rows: ShardEntry  # two uint64 per bin
-    pieces: ShardEntry  # two uint64 per piece of a document
+    rows: TableFile  # two uint64 per bin
+    pieces: TableFile  # two uint64 per piece of a document
+
+
+@dataclass(frozen=True)
+class OriginsEntry:
+    """What documents of one token set do not share."""
+
+    origins: TableFile
+    index: TableFile
+
+
+@dataclass(frozen=True)
+class DocumentFacts:
+    """Where a source's documents are from. ``found``: digest of all of it in the order found, whatever the shuffle."""
+
+    facts: TableFile
+    training: OriginsEntry
+    held_out: OriginsEntry | None
+    found: str
+
+
+@dataclass(frozen=True)
+class HeldOutRule:
+    """How a source's held-out documents are told from the others, where they are not the first of its shuffled order.
+
+    content, repository: a document is held out iff the keyed hash of its text, of its repository's name, is below ``at``;
+    time: iff its time is ``at`` or later. Documents without that fact are trained on.
+    """
+
+    by: str  # content, repository, time
+    at: str  # hexadecimal, or a time in UTC
+    groups: int  # held out: different texts, repositories, times
+    unknown: int  # training documents without the fact
 
 
 @dataclass(frozen=True)
@@ -143,6 +190,8 @@ class SourceEntry:
     digest: str  # of the content-defining parts of this entry
     preparation: tuple[PreparationStep, ...] = ()  # inventory of what was read, step by step; none: taken as it was
     registered: Registration | None = None  # None: written before sources were registered
+    held_out_rule: HeldOutRule | None = None  # None: the first documents of the shuffled order
+    document_facts: DocumentFacts | None = None  # None: written before they were kept
     packings: tuple[Packing, ...] = ()  # by sequence length, each once
 
     @property
@@ -153,8 +202,10 @@ class SourceEntry:
         return next((plan for plan in self.packings if plan.sequence_length == sequence_length), None)
 
     def content(self) -> dict:
-        plain = dataclasses.asdict(self)
-        return {key: value for key, value in plain.items() if key not in _NOT_CONTENT}
+        names = [name for name in self.__dataclass_fields__ if name not in _NOT_CONTENT]
+        return {
+            name: _plain(value) for name in names if (value := getattr(self, name)) is not None or name not in _CONTENT_IF_THERE
+        }
 
     def sealed(self) -> SourceEntry:
         """The same entry with its digest filled in."""
@@ -176,10 +227,15 @@ class DataManifest:
     schema_version: int = field(default=1)
 
     def to_json(self) -> dict:
-        return dataclasses.asdict(self)
+        return _plain(self)
 
     def digest(self) -> str:
         """sha256 of what defines the bytes a run can read."""
+        return self._digest
+
+    @cached_property
+    def _digest(self) -> str:
+        """Worked out once: a corpus of 1 T tokens has two million blocks."""
         return digest_json(
             {
                 "kind": self.kind,
@@ -219,6 +275,15 @@ class DataManifest:
     def read_content(path: Path) -> DataManifest:
         """The same where only what is no content may have changed: enough to judge the other files by."""
         return _content_of({key: part for key, part in _read(path).items() if key != _SEAL}, path)
+
+
+def _plain(value: Any) -> Any:
+    """As ``dataclasses.asdict``, but what is plain already is not copied: there may be millions of digests."""
+    if dataclasses.is_dataclass(value):
+        return {name: _plain(getattr(value, name)) for name in value.__dataclass_fields__}
+    if isinstance(value, tuple):
+        return value if not value or type(value[0]) in (str, int) else tuple(map(_plain, value))
+    return {key: _plain(part) for key, part in value.items()} if isinstance(value, dict) else value
 
 
 def _read(path: Path) -> dict:

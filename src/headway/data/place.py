@@ -159,7 +159,7 @@ def _named(manifest: DataManifest) -> Iterator[_Named]:
             yield _Named(tokens.ends.file, tokens.ends.xxh3_128, tokens.documents * 8)
         for plan in source.packings:
             for file in (plan.rows, plan.pieces):
-                yield _Named(file.file, file.xxh3_128, file.tokens * 8)
+                yield _Named(file.file, file.xxh3_128, file.bytes)
     if any(source.preparation for source in manifest.sources):
         yield _Named(REPORT_FILE, "")
 

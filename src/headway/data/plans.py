@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import xxhash
 
-from headway.data.manifest import BLOCK_BYTES, Packing, ShardEntry
+from headway.data.manifest import BLOCK_BYTES, Packing, TableFile
 from headway.data.mapped import damaged, map_file, read_plainly
 
 _ROW_BYTES = 16
@@ -54,10 +54,10 @@ class Plan:
 class _Rows:
     """A file of pairs of uint64. A row lies in one block."""
 
-    def __init__(self, root: Path, entry: ShardEntry, verify: bool):
+    def __init__(self, root: Path, entry: TableFile, verify: bool):
         self._path, self._entry = root / entry.file, entry
-        self.count = entry.tokens // 2
-        self._bytes = map_file(self._path, entry.tokens * 8)
+        self.count = entry.bytes // _ROW_BYTES
+        self._bytes = map_file(self._path, entry.bytes)
         self._rows = self._bytes.view("<i8").reshape(-1, 2)
         self._unverified = np.full(len(entry.blocks), verify)
 

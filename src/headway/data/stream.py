@@ -159,8 +159,8 @@ class Stream:
         _check_skips(spec, self.skips)
         self.shapes = tuple(SourceShape((spec.data_seed, s.name), s.tokens, s.chunk_tokens) for s in spec.sources)
         _check_lengths(spec, self.shapes, transitions)
-        self._legs = [self._legs_of(stage) for stage in range(len(spec.stages))]
         self._stage_shapes = [self._packed_shapes(stage) for stage in spec.stages]
+        self._legs = [self._legs_of(stage) for stage in range(len(spec.stages))]
         self._entries = self._derive_entries()
         self._blocks: dict[tuple[int, int], Positions] = {}
 

@@ -76,7 +76,7 @@ def with_change(stream: Stream, step: int, change: MixtureChange, author: str) -
     new = Transition(
         stage=place.stage,
         first=first,
-        quanta=mixture_quanta(weights, [source.target_share for source in spec.sources]),
+        quanta=mixture_quanta(weights, [spec.stages[place.stage].target_share(k, spec.sources) for k in range(len(weights))]),
         weights=dict(change.weights),
         reason=change.reason,
         author=author,

@@ -39,7 +39,8 @@ class RunSummary:
     total_tokens: int
     stage: str | None
     loss: float | None
-    held_out: dict[str, float]
+    held_out: dict[str, float]  # nats per token
+    bits_per_byte: dict[str, float]  # held out; empty in older runs
     checkpoint: str | None  # newest committed one on the chain
     checkpoint_step: int
     checkpoints: tuple[CheckpointInfo, ...]  # all that lie there: of the chain, unfinished, and those kept as evidence
@@ -92,6 +93,7 @@ def summarise(run: RunDirectory, clock: Clock | None = None) -> RunSummary:
         stage=last_step.get("stage"),
         loss=last_step.get("loss"),
         held_out=last_evaluation.get("loss", {}),
+        bits_per_byte=last_evaluation.get("bits_per_byte", {}),
         checkpoint=last_save.get("checkpoint") or (restored.checkpoint if restored else None),
         checkpoint_step=max(last_save.get("step", 0), restored.restored_step if restored else 0),
         checkpoints=tuple(list_checkpoints(run, chain)),

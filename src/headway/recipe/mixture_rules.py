@@ -188,7 +188,7 @@ def rule_words(stage: StageSpec) -> str:
 
 def target_tokens(stages: Sequence[StageSpec], sources: Sequence[SourceSpec], place: int) -> float:
     """What ``stages`` take of the source at ``place``, by its share of their sequences."""
-    each = (s.sequences * s.sequence_length * s.quanta[place] * s.target_share(place, tuple(sources)) for s in stages)
+    each = (s.sequences * s.sequence_length * s.quanta[place] * s.target_share(place, sources) for s in stages)
     return math.fsum(each) / QUANTA
 
 

@@ -52,8 +52,8 @@ class SourceFacts:
     target_share: float  # target tokens per token
     digest: str
     licence: str
-    packed: Mapping[int, PackedSpec] = field(default_factory=dict)  # by sequence length
     quality: Mapping[str, float] = field(default_factory=dict)  # mean score by axis
+    packed: Mapping[int, PackedSpec] = field(default_factory=dict)  # by sequence length
 
 
 @dataclass(frozen=True)
@@ -183,14 +183,14 @@ def resolve_stages(
     resolved: list[StageSpec] = []
     quality = {source.name: source.quality for source in facts.sources} if facts else {}
     for index, stage in enumerate(stages):
-        yarn = rope.yarn if stage.yarn is None else resolve_yarn(stage.yarn)
-        rope = RopeSpec(float(stage.rope_base or rope.base), yarn)
-        ramp = [(phase.start, phase.batch) for phase in stage.ramp] or [(0, stage.batch or stage.sequence)]
-        sequences, phases = whole_batches(stage.tokens, stage.sequence, ramp)
         packed = _packed(stage, sources, facts)
         shares = [plan.target_share for plan in packed] or [s.target_share for s in sources]
         known = Known(sources=sources, shares=shares, before=resolved, quality=quality)
         weights, rule = weights_of(stage, known, locate(("stages", index, "mixture_rule")))
+        yarn = rope.yarn if stage.yarn is None else resolve_yarn(stage.yarn)
+        rope = RopeSpec(float(stage.rope_base or rope.base), yarn)
+        ramp = [(phase.start, phase.batch) for phase in stage.ramp] or [(0, stage.batch or stage.sequence)]
+        sequences, phases = whole_batches(stage.tokens, stage.sequence, ramp)
         resolved.append(
             StageSpec(
                 name=stage.name,

@@ -45,6 +45,7 @@ from headway.recipe.preparation import Prepare, StepName
 
 Shape = Literal["constant", "linear", "cosine", "inverse_sqrt", "one_minus_sqrt"]
 SourceKind = Literal["text-tree", "code-tree", "jsonl", "parquet", "huggingface", "python-stdlib", "pydoc-topics", "undisclosed"]
+HeldOutBy = Literal["order", "content", "repository", "time"]
 
 # Far above anything that trains, and low enough that every product of sizes stays exact and every plan ends at once.
 LARGEST_WIDTH, LARGEST_HEADS = 2**24, 65_536
@@ -291,13 +292,26 @@ class Source(Section):
         "unique tokens that there are, as declared, for plans before the data is built; None: not known", None
     )
     without: Listed[StepName] = said("steps of data.prepare that this source does without", ())
+    held_out_by: HeldOutBy | None = said("how its held-out documents are chosen; None: as data.held_out_by", None)
+    held_out_at: str | None = said(
+        "the threshold that decides: for time a time (held out from it on), for content and repository what an earlier build "
+        "recorded, such as 0x00a3d70a3d70a3d7; None: found so that data.held_out tokens are reached",
+        None,
+    )
 
 
 class Data(Section):
     """Sources and how they are cut. Its manifest digest becomes part of the run's identity."""
 
     seed: Seed | None = said("seed of the data order; None: the recipe's seed", None)
-    held_out: TokensOrZero = said("tokens per source set apart for held-out loss, never trained on", 100_000)
+    held_out: TokensOrZero = said(
+        "tokens per source set apart for held-out loss, never trained on; 1M or more where a source has as many", 100_000
+    )
+    held_out_by: HeldOutBy = said(
+        "which: the first documents of the shuffled order; those below a threshold of a hash of their text (content) or of their "
+        "repository, whole repositories then; the newest (time). Documents without that fact are trained on, and counted",
+        "order",
+    )
     chunk: Tokens | None = said("tokens per shuffled chunk of a source; None: 2^floor(log2(tokens / 64)), at most 2^30", None)
     dtype: Literal["auto", "uint16", "uint32"] = said("stored tokens; auto: the smallest type that holds the vocabulary", "auto")
     beyond_cap: Literal["refuse", "rebalance"] = said(

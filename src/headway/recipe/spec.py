@@ -10,6 +10,7 @@ index on, so any step's place follows by arithmetic (``schedules.py``).
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -223,20 +224,6 @@ class RateSpec:
 
 
 @dataclass(frozen=True)
-class MixtureRuleSpec:
-    """The rule that a stage's mixture was made by, as it was applied (``mixture_rules.py``). Lists go with ``sources``."""
-
-    kind: str  # temperature, quality, unimax
-    sources: tuple[str, ...]
-    tokens: tuple[int, ...]  # target tokens of one pass; all 0: a draft that knew none, and took all alike
-    weights: tuple[float, ...]  # what it gave: shares of target tokens
-    temperature: float | None = None
-    size_power: float = 1.0  # of quality
-    epochs: float | None = None  # of unimax
-    scores: tuple[float, ...] = ()  # of quality
-
-
-@dataclass(frozen=True)
 class PackedSpec:
     """How best fit packs one source: a plan of the data directory."""
 
@@ -254,6 +241,20 @@ class InfillSpec:
     sources: tuple[str, ...]  # empty: all
     tokens: tuple[int, ...]  # ids of prefix, suffix and middle; none in a draft
     seed: int  # that of the data order
+
+
+@dataclass(frozen=True)
+class MixtureRuleSpec:
+    """The rule that a stage's mixture was made by, as it was applied (``mixture_rules.py``). Lists go with ``sources``."""
+
+    kind: str  # temperature, quality, unimax
+    sources: tuple[str, ...]
+    tokens: tuple[int, ...]  # target tokens of one pass; all 0: a draft that knew none, and took all alike
+    weights: tuple[float, ...]  # what it gave: shares of target tokens
+    temperature: float | None = None
+    size_power: float = 1.0  # of quality
+    epochs: float | None = None  # of unimax
+    scores: tuple[float, ...] = ()  # of quality
 
 
 @dataclass(frozen=True)
@@ -286,7 +287,7 @@ class StageSpec:
         """What windows are: stages that agree in it go on where the one before ended."""
         return self.sequence_length, self.packed
 
-    def target_share(self, source: int, sources: tuple[SourceSpec, ...]) -> float:
+    def target_share(self, source: int, sources: Sequence[SourceSpec]) -> float:
         """Targets per token of windows from source number ``source``."""
         return self.packed[source].target_share if self.packed else sources[source].target_share
 

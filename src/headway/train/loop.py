@@ -17,7 +17,7 @@ import torch
 from headway.base import failpoints
 from headway.base.errors import EnvironmentFault, RunError
 from headway.checkpoint.saver import Outcome
-from headway.evaluate.held_out import Share, held_out_loss
+from headway.evaluate.held_out import HeldOut, Share, held_out_loss, windows_at_once
 from headway.evaluate.sample import greedy
 from headway.parallel.state import local_values
 from headway.rundir.metrics import read_chain_rows
@@ -145,21 +145,29 @@ def replaced(run: TrainRun) -> dict[str, int]:
 
 
 def evaluate(run: TrainRun) -> None:
-    """Held-out loss of every source, in nats per token, with the current weights."""
+    """Held-out loss of every source with the current weights: nats per token, bits per byte, by position."""
     failpoints.hit("evaluation.begin", run.step)
     stage = run.spec.stages[run.schedule.place(run.step - 1).stage]
     T, tokens = stage.sequence_length, run.spec.evaluation.tokens_per_source
-    replica, losses, targets = run.crew.replica, {}, {}
+    replica, found = run.crew.replica, dict[str, HeldOut]()
     share = Share(index=replica.index, count=replica.count, total=run.crew.over_tokens, goes_on=lambda: not run.stop.agree())
     for source in run.spec.sources:
-        batches = run.reader.held_out_batches(source.name, T, run.feed.micro_sequences(T), tokens)
-        result = held_out_loss(run.trainee.compute, batches, stage.rope, share)
+        batches = run.reader.held_out_batches(source.name, T, windows_at_once(T), tokens)
+        found[source.name] = held_out_loss(run.trainee.compute, batches, stage.rope, share, run.token_bytes)
         if run.stop:
             run.owes = True  # half an evaluation is none: the stop goes first, the next segment catches it up
             return run.log.mark("evaluation")
-        losses[source.name], targets[source.name] = result.loss, result.targets
     run.log.mark("evaluation")
-    run.log.write("evaluation", step=run.step, tokens=run.schedule.tokens_before(run.step), loss=losses, targets=targets)
+    run.log.write(
+        "evaluation",
+        step=run.step,
+        tokens=run.schedule.tokens_before(run.step),
+        loss={name: result.loss for name, result in found.items()},
+        targets={name: result.targets for name, result in found.items()},
+        bytes={name: result.bytes for name, result in found.items()},
+        bits_per_byte={name: result.bits_per_byte for name, result in found.items() if result.bytes},
+        by_position={name: result.by_position() for name, result in found.items()},
+    )
 
 
 def sample(run: TrainRun) -> None:

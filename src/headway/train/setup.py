@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from headway.base import failpoints
@@ -107,6 +109,11 @@ class TrainRun:
     @property
     def segment(self) -> Segment:
         return self.chain[-1]
+
+    @cached_property
+    def token_bytes(self) -> np.ndarray:
+        """int64 by id: bytes of text that a token stands for."""
+        return self.tokenizer.token_bytes()
 
     def batches(self) -> Prefetcher[StepBatch]:
         """The prefetcher, started at the current step on first use."""

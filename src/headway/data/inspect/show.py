@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from headway.base.errors import ConfigError
+from headway.data.facts import Table
 from headway.data.manifest import BLOCK_BYTES, DTYPES, DataManifest, SourceEntry
 from headway.data.place import DataPlace
 from headway.data.plans import Plan
@@ -36,6 +37,8 @@ class Piece:
     offset: int  # of the piece in the document, in tokens; 0: it begins here, with the document token
     document_tokens: int
     text: str  # without the document token
+    origin: str | None  # where it was found; None: a build that did not keep it
+    facts: dict[str, str]  # what its source knew of it
 
     @property
     def begins(self) -> bool:
@@ -147,6 +150,7 @@ class Show:
         stage = self.spec.stages[place.stage]
         positions = self.stream.locate(place.stage, share.u)
         used = np.unique(positions.source)
+        tables = {k: Table.of(self.place, self.manifest.sources[k]) for k in used.tolist()}
         spans = self._spans(stage, positions)
         manifest = narrowed(self.manifest, positions.source, spans)
         reader, entry = TokenReader(self.place, manifest), manifest.tokenizer
@@ -168,7 +172,7 @@ class Show:
                     tokens=tuple(batch.tokens_BT[at].tolist()),
                     targets=tuple(batch.targets_BT[at].tolist()),
                     counted=((0, sum(span.tokens for span in spans[at])),) if counts else (),
-                    pieces=_pieces(reader, tokenizer, int(renumbered.source[at]), spans[at], batch.tokens_BT[at]),
+                    pieces=_pieces(reader, tokenizer, int(renumbered.source[at]), spans[at], batch.tokens_BT[at], tables[k]),
                 )
             )
         return found
@@ -235,7 +239,12 @@ def _reads(manifest: DataManifest, source: int, spans: tuple[Span, ...]) -> tupl
 
 
 def _pieces(
-    reader: TokenReader, tokenizer: Tokenizer, source: int, spans: tuple[Span, ...], tokens_T: np.ndarray
+    reader: TokenReader,
+    tokenizer: Tokenizer,
+    source: int,
+    spans: tuple[Span, ...],
+    tokens_T: np.ndarray,
+    table: Table | None,
 ) -> tuple[Piece, ...]:
     """Documents and parts of them, as attention sees them; padding is none."""
     pieces = []
@@ -245,5 +254,7 @@ def _pieces(
             column, offset = span.column + begins - span.token, begins - document.first_token
             text = tokenizer.decode(tokens_T[column + (offset == 0) : column + end - begins])
             whole = document.end_token - document.first_token
-            pieces.append(Piece(document.number, column, end - begins, offset, whole, text))
+            known = table[document.number] if table is not None else None
+            origin, facts = (known.origin, dict(known.facts)) if known else (None, {})
+            pieces.append(Piece(document.number, column, end - begins, offset, whole, text, origin, facts))
     return tuple(pieces)

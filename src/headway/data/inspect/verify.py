@@ -4,6 +4,7 @@
     tokenizer.json  sha256
     shard-*.bin     xxh3_64 of every 1 MiB block, so that a damage has a place; then xxh3_128 of the whole file
     documents.ends  xxh3_128
+    documents.facts, .origins, .index   as shards
 
 All damages are found, not the first one. Without its manifest nothing of a directory can be judged: then that is the one
 damage that is told.
@@ -26,9 +27,12 @@ from headway.base.clocks import Clock, SystemClock
 from headway.base.digests import is_sealed
 from headway.base.errors import ConfigError, HeadwayError
 from headway.base.files import indented_json, read_json
-from headway.data.manifest import BLOCK_BYTES, DTYPES, MANIFEST_FILE, REPORT_FILE, DataManifest, TokenSet
+from headway.data.manifest import BLOCK_BYTES, DTYPES, MANIFEST_FILE, REPORT_FILE, DataManifest, DocumentFacts, TokenSet
 from headway.data.remote import Remote
 from headway.data.tokenizer import TOKENIZER_FILE
+
+FACTS, PACKING = "document facts", "packing"
+LABELS = (FACTS, PACKING)
 
 Progress = Callable[[int], None]
 """Is told the bytes of each block that was read."""
@@ -49,7 +53,7 @@ class Checked:
     """One file as it was found."""
 
     file: str
-    what: str  # manifest, tokenizer, shard, document ends
+    what: str  # manifest, tokenizer, shard, document ends, document facts
     part: str  # the source it belongs to, with "held out" where it is; empty: all of them
     bytes: int  # that were read
     damages: tuple[Damage, ...]
@@ -92,10 +96,14 @@ def verify(directory: Path, progress: Progress | None = None, clock: Clock | Non
     began_ns = clock.stamp().boot_ns
     manifest, files = _manifest(directory)
     if manifest is not None:
-        files += [_check(directory, item, tell) for item in _items(manifest)]
+        items = list(_items(manifest))
+        labels = {
+            item.file for item in items if item.what in LABELS and files[0].damages
+        }  # what they are judged by is no content
+        files += [_check(directory, item, tell) for item in items if item.file not in labels]
         if any(source.preparation for source in manifest.sources):
             files.append(_report(directory))
-    unlisted = _unlisted(directory, {file.file for file in files}) if manifest is not None else ()
+    unlisted = _unlisted(directory, {file.file for file in files} | labels) if manifest is not None else ()
     seconds = (clock.stamp().boot_ns - began_ns) / 1e9
     return Verified(directory, manifest.digest() if manifest else "", tuple(files), unlisted, seconds)
 
@@ -193,13 +201,22 @@ def _items(manifest: DataManifest) -> Iterator[_Item]:
             yield from _of_set(source.held_out, f"{source.name}, held out", width)
         for plan in source.packings:
             for file in (plan.rows, plan.pieces):
-                yield _Item(file.file, "packing", source.name, file.tokens * 8, file.xxh3_128, file.blocks)
+                yield _Item(file.file, PACKING, source.name, file.bytes, file.xxh3_128, file.blocks)
+        if source.document_facts is not None:
+            yield from _of_facts(source.document_facts, source.name)
 
 
 def _of_set(tokens: TokenSet, part: str, width: int) -> Iterator[_Item]:
     for shard in tokens.shards:
         yield _Item(shard.file, "shard", part, shard.tokens * width, shard.xxh3_128, shard.blocks)
     yield _Item(tokens.ends.file, "document ends", part, tokens.documents * 8, tokens.ends.xxh3_128)
+
+
+def _of_facts(facts: DocumentFacts, part: str) -> Iterator[_Item]:
+    sets = ((part, facts.training), (f"{part}, held out", facts.held_out))
+    tables = [(part, facts.facts), *((name, table) for name, of in sets if of for table in (of.origins, of.index))]
+    for name, table in tables:
+        yield _Item(table.file, FACTS, name, table.bytes, table.xxh3_128, table.blocks)
 
 
 def _check(root: Path, item: _Item, tell: Progress) -> Checked:
