@@ -15,7 +15,6 @@ Positions are computed in blocks and the last few blocks are kept, because one s
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 
@@ -25,7 +24,7 @@ from headway.base.digests import digest_json
 from headway.base.errors import ConfigError, RunError
 from headway.base.plain import from_plain
 from headway.data.feistel import derive_key, permute
-from headway.data.mixture import Assignment, assign, counts
+from headway.data.legs import Legs
 from headway.data.positions import Bad, Entry, SourceShape
 from headway.recipe.spec import QUANTA, Spec, StageSpec
 from headway.rundir.segments import Segment
@@ -75,15 +74,6 @@ class Transition:
     reason: str = ""
     author: str = ""
     consumed: dict[str, int] = field(default_factory=dict)  # trained tokens per source up to here
-
-
-@dataclass(frozen=True)
-class _Leg:
-    """A stage from stream index ``first`` on under one mixture; ``taken`` sequences of each source come before."""
-
-    first: int
-    quanta: tuple[int, ...]
-    taken: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -252,36 +242,17 @@ class Stream:
 
     # --- the mixture --------------------------------------------------------------------------------------------------
 
-    def _legs_of(self, stage: int) -> tuple[_Leg, ...]:
-        """Of records at the same index the last one holds."""
-        legs = [_Leg(0, self.spec.stages[stage].quanta, (0,) * len(self.spec.sources))]
-        for one in sorted((t for t in self.transitions if t.stage == stage), key=lambda t: t.first):
-            legs.append(_Leg(one.first, one.quanta, self._counted(legs[-1], one.first)))
-        return tuple(legs)
-
-    def _counted(self, leg: _Leg, n: int) -> tuple[int, ...]:
-        return tuple(map(sum, zip(leg.taken, counts(n - leg.first, leg.quanta, self.spec.data_seed))))
+    def _legs_of(self, stage: int) -> Legs:
+        changes = [(one.first, one.quanta) for one in self.transitions if one.stage == stage]
+        return Legs(self.spec.stages[stage].quanta, changes, self.spec.data_seed)
 
     def counts(self, stage: int, n: int) -> tuple[int, ...]:
         """How many of the first ``n`` stream indices of ``stage`` come from each source: closed form, exact."""
-        legs = self._legs[stage]
-        return self._counted(legs[bisect_right([leg.first for leg in legs], n) - 1], n)
+        return self._legs[stage].counts(n)
 
     def mixtures(self, stage: int) -> list[tuple[int, tuple[int, ...]]]:
         """(first stream index, quanta) of every mixture that the stage has, in order."""
-        return [(leg.first, leg.quanta) for leg in self._legs[stage]]
-
-    def _assign(self, stage: int, n: np.ndarray) -> Assignment:
-        legs = self._legs[stage]
-        if len(legs) == 1:
-            return assign(n, legs[0].quanta, self.spec.data_seed)
-        source, count = np.empty_like(n), np.empty_like(n)
-        which = np.searchsorted([leg.first for leg in legs], n, "right") - 1
-        for number in np.unique(which).tolist():
-            at, leg = np.flatnonzero(which == number), legs[number]
-            part = assign(n[at] - leg.first, leg.quanta, self.spec.data_seed)
-            source[at], count[at] = part.source, part.count + np.array(leg.taken)[part.source]
-        return Assignment(source, count)
+        return self._legs[stage].mixtures
 
     def gaps(self, stage: int) -> list[tuple[int, int]]:
         """The stream indices of ``stage`` that skips leave out, as [first, end), apart and in order."""
@@ -348,7 +319,7 @@ class Stream:
 
     def _compute(self, stage: int, u: np.ndarray) -> Positions:
         length, n = self._length(stage), self.stream_index(stage, u)
-        assigned = self._assign(stage, n)
+        assigned = self._legs[stage].assign(n)
         epoch, token = np.empty_like(u), np.empty_like(u)
         for k, (shape, entry) in enumerate(zip(self.shapes_of(stage), self._entries[stage])):
             at = np.flatnonzero(assigned.source == k)

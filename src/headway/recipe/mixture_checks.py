@@ -9,7 +9,8 @@ from headway.recipe.findings import Finding, found
 from headway.recipe.lines import KeyPath
 
 if TYPE_CHECKING:
-    from headway.recipe.schema import MixtureRule, Stage
+    from headway.recipe.mixture_section import MixtureRule
+    from headway.recipe.schema import Stage
 
 READS = {
     "temperature": ("temperature",),

@@ -25,7 +25,8 @@ from headway.recipe.lines import KeyPath
 from headway.recipe.spec import QUANTA, MixtureRuleSpec, SourceSpec, Spec, StageSpec
 
 if TYPE_CHECKING:
-    from headway.recipe.schema import MixtureRule, Stage
+    from headway.recipe.mixture_section import MixtureRule
+    from headway.recipe.schema import Stage
 
 ROUNDING = 1e-9
 

@@ -41,6 +41,7 @@ from headway.recipe.fields import (
     WholeOrZero,
 )
 from headway.recipe.fields import said as said
+from headway.recipe.mixture_section import MixtureRule as MixtureRule
 from headway.recipe.preparation import Prepare, StepName
 
 Shape = Literal["constant", "linear", "cosine", "inverse_sqrt", "one_minus_sqrt"]
@@ -315,8 +316,7 @@ class Data(Section):
     chunk: Tokens | None = said("tokens per shuffled chunk of a source; None: 2^floor(log2(tokens / 64)), at most 2^30", None)
     dtype: Literal["auto", "uint16", "uint32"] = said("stored tokens; auto: the smallest type that holds the vocabulary", "auto")
     beyond_cap: Literal["refuse", "rebalance"] = said(
-        "stages that would read a source beyond its cap: refuse, or give what its cap does not allow to the other sources of "
-        "each stage in proportion to their weights",
+        "stages that would read a source beyond its cap: refuse, or give the rest to the stage's others by their weights",
         "refuse",
     )
     sources: Some[Source] = said("collections of documents, at least one")
@@ -366,27 +366,6 @@ class Gate(Section):
     threshold: float = said("value, in the metric's own unit")
     deadline: str = said("by when it must be measured; empty: at the boundary", "")
     unresolved: Listed[str] = said("assumptions that stay open even when it passes", ())
-
-
-class MixtureRule(Section):
-    """Weights of a stage's sources by a rule over their tokens, computed when the run is frozen. n is the target tokens of one
-    pass over a source; plans before the data is built take the declared inventory."""
-
-    kind: Literal["temperature", "quality", "unimax"] = said(
-        "temperature: n^(1 / temperature); quality: n^size_power exp(score / temperature); unimax: equal shares, and no source "
-        "beyond epochs passes, those of stages before included"
-    )
-    temperature: Positive | None = said(
-        "of temperature: 1 is in proportion to n, higher is more even; of quality: higher heeds scores less; None: not used",
-        None,
-        ge=0.01,
-        le=1e6,
-    )
-    size_power: Annotated[float, Field(ge=0, le=1)] = said("of quality: power of n; 0: size does not count", 1.0)
-    scores: dict[str, float] = said("of quality: source -> score", {})
-    axis: str = said("of quality: axis whose mean in the data manifest is the score of sources that state none; empty: none", "")
-    epochs: Positive | None = said("of unimax: most passes over a source; None: not used", None, le=1e6)
-    sources: Listed[str] = said("sources that take part; empty: all", ())
 
 
 class Stage(Section):
@@ -496,9 +475,7 @@ class Interventions(Section):
         "stop",
     )
     mixture: Literal["fixed", "adaptive"] = said(
-        "adaptive: the mixture of a stage may be changed from a step on (headway resume RUN --mixture), each change on record "
-        "with reason, author and tokens consumed; fixed: as the recipe says",
-        "fixed",
+        "adaptive: headway resume RUN --mixture may change it, on record with reason, author and consumed tokens", "fixed"
     )
     owner: str = said("who answers for the run while it runs", "")
 
