@@ -155,7 +155,7 @@ def test_a_block_is_verified_once(fresh, monkeypatch):
     directory, manifest = fresh
     reader = TokenReader(directory, manifest)
     reader.window_batch(positions_at([0], [0]), 64)
-    monkeypatch.setattr("headway.data.reader.xxhash", None)
+    monkeypatch.setattr("headway.data.token_sets.xxhash", None)
     reader.window_batch(positions_at([0], [10]), 64)
     with pytest.raises(AttributeError):
         reader.window_batch(positions_at([0], [BLOCK_BYTES]), 64)
@@ -186,7 +186,7 @@ def test_D9_a_shard_cut_after_opening_is_an_error_not_a_dead_process(fresh):
 
 def test_D12_the_shard_that_is_being_read_has_a_name(fresh, monkeypatch):
     reader, seen = TokenReader(*fresh), []
-    monkeypatch.setattr("headway.data.reader.read_plainly", lambda path, at, end: seen.append(reader.reading))
+    monkeypatch.setattr("headway.data.token_sets.read_plainly", lambda path, at, end: seen.append(reader.reading))
     assert reader.reading == ""
     reader.window_batch(positions_at([0], [0]), 64)
     assert seen == ["00/shard-00000.bin"]

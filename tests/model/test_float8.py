@@ -14,7 +14,7 @@ from test_precision import backward, batch, gradients, train
 
 from headway.base.errors import ConfigError, EnvironmentFault
 from headway.checkpoint.digest import state_digest
-from headway.data.reader import WindowBatch
+from headway.data.windows import WindowBatch
 from headway.model import float8
 from headway.model.float8 import make_product
 from headway.model.precision import ComputeModel

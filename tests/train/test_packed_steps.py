@@ -9,7 +9,7 @@ import pytest
 import torch
 from test_train_step import VOCABULARY, T, make_spec
 
-from headway.data.reader import WindowBatch
+from headway.data.windows import WindowBatch
 from headway.recipe.schedules import StepPlace
 from headway.recipe.spec import ExpertsSpec, Spec
 from headway.train.feed import StepBatch

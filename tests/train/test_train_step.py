@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from headway.checkpoint.digest import state_digest, tensor_digests
-from headway.data.reader import WindowBatch
+from headway.data.windows import WindowBatch
 from headway.recipe.schedules import StepPlace
 from headway.recipe.spec import (
     BatchPhase,

@@ -21,7 +21,7 @@ from headway.base.errors import EnvironmentFault
 from headway.base.files import write_json
 from headway.checkpoint.digest import state_digest
 from headway.checkpoint.saver import Place, SavePolicy, Saver
-from headway.data.reader import WindowBatch
+from headway.data.windows import WindowBatch
 from headway.recipe.schedules import Schedule
 from headway.recipe.spec import Spec
 from headway.rundir.layout import RunDirectory

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from headway.data.reader import TokenReader, WindowBatch
+from headway.data.reader import TokenReader
 from headway.data.stream import Positions, Stream
+from headway.data.windows import WindowBatch
 from headway.recipe.schedules import Schedule, StepPlace
 
 

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from headway.base import failpoints
-from headway.data.reader import WindowBatch
+from headway.data.windows import WindowBatch
 from headway.model.context import Context, make_context
 from headway.model.dropout import DropoutKey
 from headway.model.objective import MicroBatch, MicroBatches, TrainingSums

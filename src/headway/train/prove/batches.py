@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from headway.data.reader import WindowBatch
+from headway.data.windows import WindowBatch
 from headway.recipe.schedules import Schedule
 from headway.recipe.spec import Spec
 from headway.train.feed import Replica, StepBatch
