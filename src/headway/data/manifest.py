@@ -30,7 +30,7 @@ BLOCK_BYTES = 2**20
 
 DTYPES = {"uint16": "<u2", "uint32": "<u4"}
 _SEAL = "seal"
-_NOT_CONTENT = ("licence", "provenance", "dropped", "digest", "preparation", "registered", "packings")
+_NOT_CONTENT = ("licence", "provenance", "dropped", "digest", "preparation", "registered", "packings", "quality", "synthetic")
 
 
 @dataclass(frozen=True)
@@ -124,6 +124,14 @@ class Registration:
 
 
 @dataclass(frozen=True)
+class Synthetic:
+    """Who wrote a source that no person wrote, and who checked it: as the recipe's sections generator and verifier say it."""
+
+    generator: dict[str, str]
+    verifier: dict[str, str]  # empty: nobody
+
+
+@dataclass(frozen=True)
 class SourceEntry:
     """One source: its training tokens, and apart from them its held-out tokens (None: none asked for)."""
 
@@ -144,6 +152,8 @@ class SourceEntry:
     preparation: tuple[PreparationStep, ...] = ()  # inventory of what was read, step by step; none: taken as it was
     registered: Registration | None = None  # None: written before sources were registered
     packings: tuple[Packing, ...] = ()  # by sequence length, each once
+    quality: dict[str, float] = field(default_factory=dict)  # axis -> mean score over what the steps kept, by bytes, 0 to 1
+    synthetic: Synthetic | None = None  # None: written by people
 
     @property
     def training(self) -> TokenSet:
