@@ -4,7 +4,7 @@
     cd DIR && headway data build corpus.toml && headway train corpus.toml
 
     DIR/packages/            the packages as they were fetched (apt-get download) and unpacked (dpkg -x): never installed
-        text/linux/          a tree of C          text/rust.jsonl.zst   a document a line: text, path, language, licence, url, time
+        text/linux/          a tree of C          text/rust.jsonl.zst   a document a line: text and facts
         corpus.json          what was fetched, what came out of it, and what was not to be had
         corpus.toml          the recipe: as many sources as there are, three stages with a mixture of their own
 
@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 import zstandard
+
 from corpus_text import fortunes_of, licence_of, pages_of_dictionary, text_of_html, text_of_manual
 
 MANUALS = ("de", "fr", "es", "it", "pl", "pt-br", "ru", "nl", "ja")
@@ -231,7 +232,8 @@ def unpack_tree(origin: Origin, package: Package, root: Path) -> dict[str, int]:
                 path = root / relative
                 path.parent.mkdir(parents=True, exist_ok=True)
                 data = tar.extractfile(member)
-                assert data is not None and ".." not in Path(relative).parts
+                assert data is not None
+                assert ".." not in Path(relative).parts
                 path.write_bytes(data.read())
                 count, size = count + 1, size + member.size
     return {"documents": count, "bytes": size}
@@ -295,7 +297,6 @@ def recipe(corpus: dict[str, Any], tokens: tuple[int, int, int] = (1_048_576, 52
             f'licence = "{source["licence"]}"',
             f'provenance = "Debian packages {packages}, of {source["time"]}"',
             "cap_epochs = 4.0",
-            *(['without = ["languages", "code"]'] if source["kind"] != "jsonl" else []),
             "",
         ]
     rates = ('{ warmup = "65536", shape = "constant" }', '{ shape = "constant" }', '{ shape = "linear", end = 0.1 }')
