@@ -14,7 +14,7 @@ from prepare_helpers import library, prepared, share, some_files
 
 from headway.base.errors import EnvironmentFault
 from headway.data.prepare.keys import KeyTable
-from headway.data.prepare.near_duplicates import MOST_CANDIDATES, banding, keys_of_permutations, signature
+from headway.data.prepare.near_duplicates import MOST_CANDIDATES, banding, permutations_of, signature
 from headway.data.prepare.pipeline import make_steps
 from headway.data.prepare.steps import Piece
 from headway.recipe.preparation import NearDuplicates, Prepare
@@ -44,7 +44,7 @@ def test_the_table_grows_in_linear_time_and_refuses_more_memory_than_allowed():
         assert table.bytes <= 16 * max(1024, 4 * size)
     assert max(probes) < 6  # with all that doubling moved: the constant does not grow
     small = KeyTable("test keys", limit_bytes=64 * 1024)
-    with pytest.raises(EnvironmentFault, match=r"the test keys need [\d,]+ bytes of memory"):
+    with pytest.raises(EnvironmentFault, match=r"the test keys need [\d,]+ bytes of temporary files"):
         small.put(np.arange(10_000, dtype=np.uint64), np.arange(10_000))
 
 
@@ -140,7 +140,7 @@ def test_no_chain_of_similar_documents_removes_one_that_is_unlike_all_that_is_ke
 
 def test_signatures_estimate_the_similarity():
     a = np.arange(3_000, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
-    keys = keys_of_permutations(0, 1024)
+    keys = permutations_of(0, 1024)
     for overlap in (300, 1_500, 2_700):
         b = np.concatenate([a[:overlap], ~a[: 3_000 - overlap]])
         agree = float((signature(a, keys) == signature(b, keys)).mean())
@@ -198,7 +198,7 @@ def test_candidates_are_all_kept_documents_that_share_a_band(tmp_path):
     for origin, text in texts.items():
         piece = Piece(text, origin, "s")
         assert step.check(piece).dropped == ""
-        keys = step._pending[2]
+        keys = step.measured(text)[1]
         own = set(enumerate(keys.tolist()))
         assert set(step._candidates(keys)) == {number for number, other in enumerate(known) if own & other}
         step.keep(piece)

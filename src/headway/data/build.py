@@ -110,7 +110,7 @@ class _Build:
         self.output, self.made = work / "data", work / "made"
         self.spools: list[SealedSpool] = []
         self.reads: dict[str, AsRead] = {}  # by source, as far as their documents have been read
-        self.preparation = Preparation(recipe.data, work, self._read_source, tell)
+        self.preparation = Preparation(recipe.data, work, self._read_source, tell, settings.workers)
 
     def run(self) -> DataManifest:
         try:

@@ -1,11 +1,18 @@
-"""What a step of the preparation is: a check of one document, and a note of those that were kept."""
+"""What a step of the preparation is: a check of one document, and a note of those that were kept.
+
+Most steps look at one document alone, so that any process may do their part. A ``Comparing`` step compares it with what was kept
+before: that is done in one process and in order, with what could be measured of the document elsewhere.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, ClassVar
+
+import numpy as np
 
 
 @dataclass(frozen=True)
@@ -21,7 +28,7 @@ class Piece:
 class Verdict:
     """``text`` goes on, unless ``dropped`` says why the document is left out.
 
-    ``detail`` is for the report and never quotes a document. ``found``: what was changed, counted by kind.
+    ``detail`` is for the report and never quotes a document. ``found``: what was changed, or found, counted by kind.
     """
 
     text: str
@@ -58,5 +65,34 @@ class Step:
         """What else the report should say of this step."""
         return {}
 
+    def left_out(self, verdict: Verdict) -> None:
+        """A document was left out by this step, here or in another process: for ``facts``."""
+
     def close(self) -> None:
         """Let go of files."""
+
+
+Measured = tuple[np.ndarray, ...]
+
+
+class Comparing(Step):
+    """A step that compares with what was kept. ``measure`` is of the text and the settings alone."""
+
+    def __init__(self, settings: Mapping[str, Any], directory: Path | None = None):
+        """``directory``: for temporary files of what is remembered; None: in memory."""
+        super().__init__(settings)
+        self._last: tuple[str, Measured] | None = None
+
+    def measure(self, text: str) -> Measured:
+        raise NotImplementedError
+
+    def take(self, text: str, measured: Measured) -> None:
+        """What another process has measured of ``text``."""
+        self._last = text, measured
+
+    def measured(self, text: str) -> Measured:
+        """Of the last text measured once."""
+        if self._last is None or self._last[0] != text:
+            self.take(text, self.measure(text))
+        assert self._last is not None
+        return self._last[1]
