@@ -22,7 +22,6 @@ from headway.cli.data import prepared_line
 from headway.data.build import build_data
 from headway.data.inspect.verify import verify
 from headway.data.manifest import REPORT_FILE, DataManifest
-from headway.data.prepare import pipeline
 from headway.data.prepare.pipeline import pass_through
 from headway.data.prepare.quality import Repeats
 from headway.data.prepare.record import SourceRecord

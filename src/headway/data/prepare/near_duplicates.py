@@ -104,6 +104,7 @@ class NearDuplicates(Comparing):
         self._older = Numbers(directory)  # entry -> the entry before it with the same key
         self._names = Names(directory)
         self._ends = Numbers(directory)
+        self._found = np.zeros(0, np.int64)
         self._shingles = tempfile.TemporaryFile(dir=directory)  # noqa: SIM115 - closed by close()
 
     def measure(self, text: str) -> Measured:
@@ -116,7 +117,8 @@ class NearDuplicates(Comparing):
 
     def check(self, piece: Piece) -> Verdict:
         shingle_set, keys = self.measured(piece.text)
-        for document in self._candidates(keys):
+        self._found = self._newest.get(keys)  # keep asks for the same, and nothing is kept in between
+        for document in self._candidates(self._found):
             similarity = self._compare(document, shingle_set)
             if similarity >= self.settings["threshold"]:
                 source, origin = self._names[document]
@@ -129,7 +131,7 @@ class NearDuplicates(Comparing):
         if not len(shingle_set):
             return
         first = len(self._names) * self.bands
-        self._older.extend(self._newest.get(keys))
+        self._older.extend(self._found)
         self._newest.put(keys, np.arange(first, first + self.bands))
         self._names.append(piece.source, piece.origin)
         self._shingles.write(shingle_set.astype("<u8", copy=False).tobytes())
@@ -139,10 +141,13 @@ class NearDuplicates(Comparing):
         """Of its shingles, in shingles."""
         return self._ends[document - 1] if document else 0
 
-    def _candidates(self, keys: np.ndarray) -> list[int]:
-        """Kept documents that share a band, by the number of shared bands; of equal ones the older first."""
+    def _candidates(self, newest: np.ndarray) -> list[int]:
+        """Kept documents that share a band, by the number of shared bands; of equal ones the older first.
+
+        ``newest``: the last entry of each of its bands.
+        """
         shared: Counter[int] = Counter()
-        for found in self._newest.get(keys).tolist():
+        for found in newest.tolist():
             entry, steps = found, 0
             while entry != _NONE and steps < MOST_CANDIDATES:
                 shared[entry // self.bands] += 1

@@ -27,7 +27,8 @@ class Pattern:
 
     ``needles``: one of them is in every match, and is looked for first, since few texts have any. ``shapes``: one of them is in
     the shape of every match (see ``shape_of``). ``around``: every match holds this sign, so many characters behind its begin and
-    before its end at most. ``before`` must match up to where a match begins.
+    before its end at most. ``part`` is found in every text with a match, and fast, since it begins with certain letters.
+    ``words``: one of them is there, in small letters. ``before`` must match up to where a match begins.
     """
 
     kind: str
@@ -37,12 +38,18 @@ class Pattern:
     before: re.Pattern[str] | None = None
     shapes: tuple[bytes, ...] = ()
     around: tuple[str, int, int] | None = None
+    part: re.Pattern[str] | None = None
+    words: tuple[str, ...] = ()
 
     def matches(self, text: str) -> Iterator[re.Match[str]]:
         """As ``pattern.finditer`` finds them, without looking where there can be none."""
         if not any(needle in text for needle in self.needles):
             return
         if self.shapes and (shape := shape_of(text)) is not None and not any(part in shape for part in self.shapes):
+            return
+        if self.part is not None and not self.part.search(text):
+            return
+        if self.words and not any(word in _lowered(text) for word in self.words):
             return
         if self.around is None:
             yield from self.pattern.finditer(text)
@@ -79,6 +86,11 @@ def shape_of(text: str) -> bytes | None:
     if not text.isascii() and count(traits(text), FOREIGN_DECIMAL):
         return None
     return text.encode("utf-8", "surrogatepass").translate(_SHAPE)
+
+
+@lru_cache(maxsize=1)
+def _lowered(text: str) -> str:
+    return text.casefold()  # as the letters that patterns take for each other
 
 
 # --- proofs
@@ -188,6 +200,7 @@ SECRETS = (
         ),
         lambda value: value.lower() not in ("password", "passwd", "secret"),
         needles=("://",),
+        part=re.compile(r"://[^\s/:@]{1,64}:[^\s/:@]{6,64}@"),
     ),
     Pattern(
         "assigned secret",
@@ -197,6 +210,7 @@ SECRETS = (
             r"(?i)(?:passw(?:or)?d|secret|api_?-?key|access_?-?key|auth_?-?token|private_?-?key|client_?-?secret)"
             r"[\w-]{0,20}[\"']?\s{0,4}$"
         ),
+        words=("passw", "secret", "key", "token"),
     ),
 )
 
