@@ -37,6 +37,7 @@ DATA_VERBS: dict[str, str] = {
     "show": "headway.cli.data_show:show",
     "diff": "headway.cli.data_diff:diff",
     "audit": "headway.cli.data_audit:audit",
+    "inventory": "headway.cli.data_inventory:inventory",
 }
 
 PLAN_VERBS: dict[str, str] = {

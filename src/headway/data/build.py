@@ -256,7 +256,7 @@ class _Build:
     def _registered(self, number: int, entry: SourceEntry | None = None) -> Registration:
         """``entry``: as it was registered before, which stays where the same documents were found in the same place."""
         receipt = self.spools[number].receipt
-        now = Registration(receipt.where, receipt.snapshot, receipt.found, receipt.read_at)
+        now = Registration(receipt.where, receipt.snapshot, receipt.found, receipt.read_at, receipt.read_bytes)
         before = entry.registered if entry else None
         return before if before and dataclasses.replace(before, read_at=now.read_at) == now else now
 

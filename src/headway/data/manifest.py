@@ -121,6 +121,7 @@ class Registration:
     snapshot: str
     found: int  # documents, those that were left out included
     read_at: str  # realtime, ISO 8601, when reading began
+    bytes: int | None = None  # UTF-8 text as read; None: written before it was counted
 
 
 @dataclass(frozen=True)
