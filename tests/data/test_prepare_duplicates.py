@@ -198,7 +198,7 @@ def test_candidates_are_all_kept_documents_that_share_a_band(tmp_path):
     for origin, text in texts.items():
         piece = Piece(text, origin, "s")
         assert step.check(piece).dropped == ""
-        keys = step.measured(text)[1]
+        keys = step.measured(piece)[1]
         own = set(enumerate(keys.tolist()))
         assert set(step._candidates(step._newest.get(keys))) == {number for number, other in enumerate(known) if own & other}
         step.keep(piece)

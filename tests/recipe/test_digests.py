@@ -27,6 +27,8 @@ FIRST = {
     "Mup": "base_width base_layers depth_alpha attention_multiplier",
     "Model": "layers width heads kv_heads head_width ffn_width rope_base norm_epsilon qk_norm tied_embeddings init_std",
     "Source": "name kind path include field licence provenance cap_epochs",
+    "Generator": "program version recipe",
+    "Verifier": "program version what how",
     "Data": "seed held_out chunk dtype sources",
     "RampPhase": "start batch",
     "Rate": "warmup shape start end",
@@ -48,6 +50,8 @@ FIRST = {
     "Personal": "policy kinds",
     "Quality": "least_characters least_letters most_digits longest_word mean_line most_repeated_lines",
     "Repeats": "words times",
+    "Axis": "field scale least most unknown",
+    "QualityAxes": "correctness coherence density authority parse_integrity difficulty harm",
     "Contamination": "registry words overlap shortest",
     "Duplicates": "compare",
     "NearDuplicates": "threshold words permutations seed",
@@ -115,9 +119,13 @@ duplicates = {}
 near_duplicates = {}
 lines = {}
 repositories = {}
+quality_axes = { density = {} }
 [[data.sources]]
 name = "a"
 kind = "undisclosed"
+synthetic = true
+generator = { program = "p" }
+verifier = { program = "v" }
 [[stages]]
 name = "main"
 tokens = "20k"
@@ -133,6 +141,7 @@ every = "20k"
 """
 """Has every section, and of the added keys only those that are sections."""
 GIVEN = {"Model": {"latent", "experts", "yarn", "mup"}, "Data": {"prepare"}, "Stage": {"infill"}, "Tokenizer": {"fim_tokens"}}
+GIVEN |= {"Prepare": {"quality_axes"}, "Source": {"synthetic", "generator", "verifier"}}
 PLACES = {"Source": {"path"}, "Contamination": {"registry"}}
 """Where texts lie is in no digest; what they say is in the manifest's."""
 GIVEN |= {"ModelSpec": GIVEN["Model"], "StageSpec": {"yarn", "infill"}}

@@ -35,7 +35,7 @@ from headway.base.errors import ConfigError, HeadwayError, from_os_error
 from headway.base.failpoints import hit
 from headway.base.files import make_directory, read_json, write_json
 from headway.data.assemble import Assembly, Progress, Settings, SourceTokens, SourceWork
-from headway.data.manifest import MANIFEST_FILE, DataManifest, Registration, SourceEntry, TokenizerEntry, TokenSet
+from headway.data.manifest import MANIFEST_FILE, DataManifest, Registration, SourceEntry, Synthetic, TokenizerEntry, TokenSet
 from headway.data.packing import write_packing
 from headway.data.prepare.pipeline import Preparation
 from headway.data.reader import TokenReader
@@ -49,7 +49,7 @@ from headway.recipe.digests import recipe_content
 from headway.recipe.load import LoadedRecipe
 
 if TYPE_CHECKING:
-    from headway.recipe.schema import Recipe
+    from headway.recipe.schema import Recipe, Source
     from headway.recipe.schema import Tokenizer as TokenizerSection
 
 _CANDIDATE_BYTES_PER_TOKEN = 8
@@ -182,7 +182,9 @@ class _Build:
 
         Settings of the data that shape no document are named; whatever else is set there counts.
         """
-        own = source.model_dump(mode="json", exclude={"licence", "provenance", "cap_epochs", "inventory"})
+        own = source.model_dump(
+            mode="json", exclude={"licence", "provenance", "cap_epochs", "inventory", "synthetic", "generator", "verifier"}
+        )
         common = self.recipe.data.model_dump(mode="json", exclude={"seed", "held_out", "chunk", "dtype", "sources"})
         before = [spool.receipt.content for spool in self.spools]
         program = [_FORMAT, __version__, platform.python_version()]
@@ -222,7 +224,11 @@ class _Build:
         """Licence, provenance and registration as they are now: they are no content and change no digest."""
         sources = tuple(
             dataclasses.replace(
-                entry, licence=source.licence, provenance=source.provenance, registered=self._registered(number, entry)
+                entry,
+                licence=source.licence,
+                provenance=source.provenance,
+                registered=self._registered(number, entry),
+                synthetic=_synthetic(source),
             )
             for number, (entry, source) in enumerate(zip(manifest.sources, self.recipe.data.sources, strict=True))
         )
@@ -391,6 +397,8 @@ class _Build:
             digest="",
             preparation=self.preparation.inventory(source.name),
             registered=self._registered(number),
+            quality=self.preparation.quality(source.name),
+            synthetic=_synthetic(source),
         ).sealed()
 
 
@@ -405,6 +413,12 @@ def describe(tokenizer: Tokenizer, wanted: TokenizerSection) -> TokenizerEntry:
         reserved={token: tokenizer.controls[token] for token in wanted.reserved_tokens},
         fim=tuple(tokenizer.controls[token] for token in wanted.fim_tokens),
     )
+
+
+def _synthetic(source: Source) -> Synthetic | None:
+    if source.generator is None:
+        return None
+    return Synthetic(source.generator.model_dump(), source.verifier.model_dump() if source.verifier else {})
 
 
 def _training_texts(work: SourceWork) -> Iterator[str]:

@@ -27,7 +27,10 @@ ADDED = {
     "Model": ADDED_TO_SPEC[ModelSpec] | {"rotary_share"},
     "Experts": ADDED_TO_SPEC[ExpertsSpec],
     "Data": frozenset({"prepare"}),
-    "Source": frozenset({"inventory", "without", "exclude", "revision", "repository_level"}),
+    "Source": frozenset(
+        {"inventory", "without", "exclude", "revision", "repository_level", "synthetic", "generator", "verifier"}
+    ),
+    "Prepare": frozenset({"quality_axes"}),
     "Stage": frozenset({"yarn", "packing", "infill"}),
     "Rate": frozenset({"tail", "batch_rule"}),
     "Optimizer": ADDED_TO_SPEC[OptimizerSpec],

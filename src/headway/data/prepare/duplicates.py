@@ -33,8 +33,8 @@ class Duplicates(Comparing):
         self._kept = DigestTable(directory and directory / "kept-digests")
         self._names = Names(directory)
 
-    def measure(self, text: str) -> Measured:
-        return (np.frombuffer(text_digest(text, self.settings["compare"]), np.uint8),)
+    def measure(self, piece: Piece) -> Measured:
+        return (np.frombuffer(text_digest(piece.text, self.settings["compare"]), np.uint8),)
 
     def check(self, piece: Piece) -> Verdict:
         holder = self._kept.get(self._digest(piece))
@@ -48,7 +48,7 @@ class Duplicates(Comparing):
         self._names.append(piece.source, piece.origin)
 
     def _digest(self, piece: Piece) -> bytes:
-        (digest,) = self.measured(piece.text)
+        (digest,) = self.measured(piece)
         return digest.tobytes()
 
     def close(self) -> None:
@@ -80,13 +80,13 @@ class Lines(Comparing):
         super().__init__(settings)
         self._documents = KeyTable("lines of kept documents", directory)
 
-    def measure(self, text: str) -> Measured:
-        lines = text.split("\n")
+    def measure(self, piece: Piece) -> Measured:
+        lines = piece.text.split("\n")
         counted = long_lines(lines, self.settings["shortest"])
         return np.array(counted, np.int64), line_keys(lines, counted)
 
     def check(self, piece: Piece) -> Verdict:
-        counted, keys = self.measured(piece.text)
+        counted, keys = self.measured(piece)
         full = self._documents.get(keys) >= self.settings["copies"]
         self.operations["lines looked up"] += len(counted)
         if not full.any():
@@ -102,7 +102,7 @@ class Lines(Comparing):
         return Verdict(text, found={"lines removed": len(removed)})
 
     def keep(self, piece: Piece) -> None:
-        keys = np.unique(self.measured(piece.text)[1])  # documents are counted, not lines
+        keys = np.unique(self.measured(piece)[1])  # documents are counted, not lines
         before = self._documents.get(keys)
         self._documents.put(keys, np.where(before == ABSENT, 1, before + 1))
 

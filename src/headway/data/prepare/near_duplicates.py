@@ -107,16 +107,16 @@ class NearDuplicates(Comparing):
         self._found = np.zeros(0, np.int64)
         self._shingles = tempfile.TemporaryFile(dir=directory)  # noqa: SIM115 - closed by close()
 
-    def measure(self, text: str) -> Measured:
+    def measure(self, piece: Piece) -> Measured:
         """The set of shingles, and the keys of its bands."""
-        shingle_set = shingles(unit_hashes(text), self.settings["words"])
+        shingle_set = shingles(unit_hashes(piece.text), self.settings["words"])
         self.operations["hashes"] += len(shingle_set) * len(self._permutations)
         if not len(shingle_set):
             return shingle_set, shingle_set
         return shingle_set, band_keys(signature(shingle_set, self._permutations), self.bands, self.rows)
 
     def check(self, piece: Piece) -> Verdict:
-        shingle_set, keys = self.measured(piece.text)
+        shingle_set, keys = self.measured(piece)
         self._found = self._newest.get(keys)  # keep asks for the same, and nothing is kept in between
         for document in self._candidates(self._found):
             similarity = self._compare(document, shingle_set)
@@ -127,7 +127,7 @@ class NearDuplicates(Comparing):
         return Verdict(piece.text)
 
     def keep(self, piece: Piece) -> None:
-        shingle_set, keys = self.measured(piece.text)
+        shingle_set, keys = self.measured(piece)
         if not len(shingle_set):
             return
         first = len(self._names) * self.bands

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from headway.data.prepare.axes import QualityAxes
 from headway.data.prepare.code import Code
 from headway.data.prepare.contamination import Contamination
 from headway.data.prepare.duplicates import Duplicates, Lines
@@ -29,6 +30,7 @@ ORDER: dict[str, type[Step]] = {
     "quality": Quality,
     "repeats": Repeats,
     "contamination": Contamination,
+    "quality_axes": QualityAxes,
     "duplicates": Duplicates,
     "near_duplicates": NearDuplicates,
     "lines": Lines,

@@ -22,6 +22,7 @@ from headway.base.digests import sealed
 from headway.base.files import make_directory, write_json
 from headway.data.manifest import REPORT_FILE, PreparationStep
 from headway.data.pool import Pool, usable_cores
+from headway.data.prepare.axes import QualityAxes
 from headway.data.prepare.batches import Batch, read_settled, write_pieces
 from headway.data.prepare.code import joined
 from headway.data.prepare.order import settings_of, steps_of
@@ -62,6 +63,8 @@ class Preparation:
         self._data, self._directory, self._read, self._tell = data, directory, read, tell
         self._settings = data.prepare
         self._steps = make_steps(data.prepare, directory) if data.prepare else []
+        self._axes = next((step for step in self._steps if isinstance(step, QualityAxes)), None)
+        self._fields = self._axes.fields if self._axes else ()
         self._waiting = sorted(data.sources, key=lambda source: source.name)
         self._records: dict[str, SourceRecord] = {}
         self._stored: dict[str, TextIO] = {}
@@ -98,6 +101,10 @@ class Preparation:
     def inventory(self, name: str) -> tuple[PreparationStep, ...]:
         """Documents and bytes of a source before and after each step: none where nothing is prepared."""
         return self._records[name].inventory() if self._settings is not None else ()
+
+    def quality(self, name: str) -> dict[str, float]:
+        """Axis -> mean score of a source over what the steps kept, by bytes; an axis that nothing is known of is not there."""
+        return self._axes.means(name) if self._axes else {}
 
     def save_report(self, directory: Path) -> None:
         """``REPORT_FILE`` beside the manifest: settings, counts and examples, no text of documents and no time."""
@@ -143,7 +150,7 @@ class Preparation:
                 continue
             assert document.text is not None
             record.read(size_of(document.text))
-            piece, verdict = pass_through(Piece(document.text, document.origin, source.name), steps, record, found)
+            piece, verdict = pass_through(self._piece(document, source), steps, record, found)
             if verdict.dropped:
                 left_out.append(Document(None, document.origin, verdict.dropped))
             else:
@@ -157,6 +164,10 @@ class Preparation:
                     "preparing", {"source": source.name, "documents": record.documents, "bytes": record.bytes, "kept": kept}
                 )
 
+    def _piece(self, document: Document, source: Source) -> Piece:
+        numbers = {name: document.numbers[name] for name in self._fields if name in document.numbers}
+        return Piece(document.text or "", document.origin, source.name, numbers)
+
     def _settled(self, source: Source) -> Iterator[tuple[Document, Settled | None]]:
         """Every document of ``source`` in order, with what the steps that look at it alone made of it; None: it has no text."""
         assert self._elsewhere is not None
@@ -165,7 +176,7 @@ class Preparation:
         def pieces() -> Iterator[Piece]:
             for document in self._read(source):
                 has_text = _has_text(document)
-                piece = Piece(document.text or "", document.origin, source.name) if has_text else None
+                piece = self._piece(document, source) if has_text else None
                 batch.append((document, piece))
                 if piece is not None:
                     yield piece
@@ -256,7 +267,7 @@ def pass_through(
         if found.dropped:
             return piece, dataclasses.replace(found.events[-1].verdict, text=piece.text)
         for step, measured in zip(comparing, found.measured):
-            step.take(piece.text, measured)
+            step.take(piece, measured)
         settled_text, last_change = piece.text, 0
         for number, step in enumerate(comparing, len(looking)):
             verdict = checked(step, piece)

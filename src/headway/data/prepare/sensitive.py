@@ -216,6 +216,16 @@ SECRETS = (
 
 PERSONAL = (
     Pattern(
+        "author",
+        re.compile(
+            r"^(?:From|Author|Committer|To|Cc|Reported-by|Suggested-by|Signed-off-by|Co-authored-by|Co-developed-by|Acked-by"
+            r"|Reviewed-by|Tested-by|Forwarded-by):[ \t]*(?P<value>[^\s<>@\[\]\"][^<>@\n\[\]]*[^\s<>@\[\]\"])(?=[ \t\"]*(?:<|$))",
+            re.MULTILINE,
+        ),
+        lambda value: any(map(str.isalpha, value)) and "://" not in value,
+        ("From:", "Author:", "Committer:", "To:", "Cc:", "-by:"),
+    ),
+    Pattern(
         "email",
         re.compile(
             r"[A-Za-z0-9](?<![\w.+@/:-][A-Za-z0-9])[\w.+-]{0,63}@(?:[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?\.){1,5}"

@@ -2,7 +2,7 @@
 
     Piece -> the first steps, until none changes it any more -> Settled: the piece, or why it is left out, and all events
 
-The steps that compare are measured for it here too (``Comparing.measure``), since that takes the text and nothing else.
+The steps that compare are measured for it here too (``Comparing.measure``), since that takes the piece and nothing else.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def settled(piece: Piece, looking: Sequence[Step], most_passes: int = MOST_PASSE
 
 
 def measured_of(piece: Piece, comparing: Iterable[Comparing]) -> tuple[Measured, ...]:
-    return tuple(step.measure(piece.text) for step in comparing)
+    return tuple(step.measure(piece) for step in comparing)
 
 
 def checked(step: Step, piece: Piece) -> Verdict:

@@ -17,11 +17,15 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Piece:
-    """A document on its way: its text as the steps before left it. ``origin`` names it for people, ``source`` its source."""
+    """A document on its way: its text as the steps before left it. ``origin`` names it for people, ``source`` its source.
+
+    ``numbers``: those of the document's own that a step asks for, by field.
+    """
 
     text: str
     origin: str
     source: str
+    numbers: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -76,23 +80,23 @@ Measured = tuple[np.ndarray, ...]
 
 
 class Comparing(Step):
-    """A step that compares with what was kept. ``measure`` is of the text and the settings alone."""
+    """A step that compares with what was kept, or sums it up. ``measure`` is of the piece and the settings alone."""
 
     def __init__(self, settings: Mapping[str, Any], directory: Path | None = None):
         """``directory``: for temporary files of what is remembered; None: in memory."""
         super().__init__(settings)
-        self._last: tuple[str, Measured] | None = None
+        self._last: tuple[Piece, Measured] | None = None
 
-    def measure(self, text: str) -> Measured:
+    def measure(self, piece: Piece) -> Measured:
         raise NotImplementedError
 
-    def take(self, text: str, measured: Measured) -> None:
-        """What another process has measured of ``text``."""
-        self._last = text, measured
+    def take(self, piece: Piece, measured: Measured) -> None:
+        """What another process has measured of ``piece``."""
+        self._last = piece, measured
 
-    def measured(self, text: str) -> Measured:
-        """Of the last text measured once."""
-        if self._last is None or self._last[0] != text:
-            self.take(text, self.measure(text))
+    def measured(self, piece: Piece) -> Measured:
+        """The last piece is measured once."""
+        if self._last is None or self._last[0] != piece:
+            self.take(piece, self.measure(piece))
         assert self._last is not None
         return self._last[1]
