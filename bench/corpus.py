@@ -1,7 +1,7 @@
 """The larger offline corpus: text of Debian packages, with its facts, and a recipe over it.
 
     python bench/corpus.py DIR [--only NAME ...]
-    cd DIR && headway data build corpus.toml && headway train corpus.toml
+    cd DIR && headway data build corpus.toml && headway run corpus.toml
 
     DIR/packages/            the packages as they were fetched (apt-get download) and unpacked (dpkg -x): never installed
         text/linux/          a tree of C          text/rust.jsonl.zst   a document a line: text and facts

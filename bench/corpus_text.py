@@ -53,8 +53,13 @@ class _Text(HTMLParser):
         self._pre -= tag == "pre" and self._pre > 0
 
     def handle_data(self, data: str) -> None:
-        if not self._silent:
-            self.parts.append(data if self._pre else re.sub(r"\s+", " ", data))
+        if self._silent:
+            return
+        if not self._pre:
+            data = re.sub(r"\s+", " ", data)
+            data = data.lstrip() if not self.parts or self.parts[-1].endswith("\n") else data
+        if data:
+            self.parts.append(data)
 
 
 def text_of_html(page: str) -> str:
@@ -62,7 +67,7 @@ def text_of_html(page: str) -> str:
     reader.feed(page)
     reader.close()
     text = re.sub(r"[ \t]+\n", "\n", "".join(reader.parts))
-    return re.sub(r"\n ?(?:\n ?)+", "\n\n", text).strip() + "\n"
+    return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
 
 
 # --- manual pages -------------------------------------------------------------------------------------------------------
