@@ -132,19 +132,29 @@ def deduplicate(path: Path, work: Path) -> None:
     preparation.close()
 
 
-def build(path: Path, work: Path) -> None:
-    build_data(recipe_over([{"name": "sample", "kind": "jsonl", "path": str(path)}], steps()), work / "data")
+def build(path: Path, work: Path) -> dict[str, float]:
+    """Seconds of the build's own process and those that have ended, by what it was doing."""
+    phases, last = dict.fromkeys(("documents", "tokenizer", "written"), 0.0), processor_seconds()
+
+    def tell(what: str, facts: dict[str, Any]) -> None:
+        nonlocal last
+        if what in phases:
+            now = processor_seconds()
+            phases[what], last = round(now - last, 2), now
+
+    build_data(recipe_over([{"name": "sample", "kind": "jsonl", "path": str(path)}], steps()), work / "data", tell)
+    return {f"{what}_processor_s": seconds for what, seconds in phases.items()}
 
 
-WHAT: dict[str, Callable[[Path, Path], None]] = {"deduplication": deduplicate, "whole_build": build}
+WHAT: dict[str, Callable[[Path, Path], dict[str, float] | None]] = {"deduplication": deduplicate, "whole_build": build}
 
 
-def one(what: str, path: Path) -> dict[str, float]:
+def one(what: str, path: Path) -> dict[str, Any]:
     """In this process."""
     peak = Peak()
     with tempfile.TemporaryDirectory(dir=path.parent) as directory:
         before, started = processor_seconds(), time.perf_counter()
-        WHAT[what](path, Path(directory))
+        phases = WHAT[what](path, Path(directory)) or {}
         wall = time.perf_counter() - started
     used = resource.getrusage(resource.RUSAGE_SELF)
     return {
@@ -152,6 +162,7 @@ def one(what: str, path: Path) -> dict[str, float]:
         "wall_s": round(wall, 2),
         "peak_anonymous_mb": round(peak.bytes / 1e6, 1),
         "peak_resident_mb": round(used.ru_maxrss / 1e3, 1),
+        **phases,
     }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 from data_helpers import small_recipe
 from prepare_helpers import some_files
+from test_build_restart import SHARD_BYTES, recipe_of, same_data, start, write_lines
 from test_prepare_build import ALL_STEPS, spoiled, write_tree
 from test_prepare_contamination import questions
 
@@ -101,6 +103,23 @@ def test_a_process_that_is_killed_ends_the_build_with_one_message(recipe, tmp_pa
             list(preparation.documents(pipeline_source))
     finally:
         preparation.close()
+
+
+def test_a_build_that_is_killed_while_others_prepare_is_the_undisturbed_one(tmp_path):
+    sources = [write_lines(tmp_path / f"{name}.jsonl", 120, number) for number, name in enumerate("ab")]
+    prepare = {"quality": {}, "personal": {}, "duplicates": {}, "near_duplicates": {}, "lines": {"copies": 3}}
+    build_data(recipe_of(sources, prepare=prepare), tmp_path / "undisturbed", workers=1, shard_bytes=SHARD_BYTES)
+    for moment in ("prepared", "documents", "tokenizer"):
+        child = start(sources, tmp_path / "data", 2, prepare=prepare)
+        for line in child.stdout:
+            if f'"{moment}"' in line:
+                child.kill()
+        assert child.wait() == -signal.SIGKILL
+    child = start(sources, tmp_path / "data", 2, prepare=prepare)
+    child.communicate()
+    assert child.returncode == 0
+    assert same_data(tmp_path / "data", tmp_path / "undisturbed")
+    assert not any(path.name.endswith(".building") for path in tmp_path.iterdir())
 
 
 def test_processes_end_with_the_one_that_started_them(tmp_path):
