@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 import re
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -31,6 +32,16 @@ def test_the_table_is_a_dict(batches):
         wanted |= distinct
     asked = [*wanted, *(key ^ 1 for key in wanted)]
     assert table.get(np.array(asked, np.uint64)).tolist() == [wanted.get(key, -1) for key in asked]
+    assert len(table) == len(wanted)
+
+
+@given(st.lists(st.lists(st.integers(0, 2**64 - 1) | st.integers(0, 40), max_size=50, unique=True), max_size=20))
+def test_the_table_counts(batches):
+    table, wanted = KeyTable("test keys"), Counter()
+    for batch in batches:
+        table.count(np.array(batch, np.uint64))
+        wanted.update(batch)
+    assert table.get(np.array(list(wanted), np.uint64)).tolist() == list(wanted.values())
     assert len(table) == len(wanted)
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 import xxhash
 
-from headway.data.prepare.keys import ABSENT, KeyTable, Names
+from headway.data.prepare.keys import KeyTable, Names
 from headway.data.prepare.steps import Comparing, Measured, Piece, Verdict
 from headway.data.seen import DigestTable
 
@@ -83,17 +83,18 @@ class Lines(Comparing):
     def measure(self, piece: Piece) -> Measured:
         lines = piece.text.split("\n")
         counted = long_lines(lines, self.settings["shortest"])
-        return np.array(counted, np.int64), line_keys(lines, counted)
+        keys = line_keys(lines, counted)
+        return np.array(counted, np.int64), keys, np.unique(keys)  # documents are counted, not lines
 
     def check(self, piece: Piece) -> Verdict:
-        counted, keys = self.measured(piece)
+        counted, keys, _ = self.measured(piece)
         full = self._documents.get(keys) >= self.settings["copies"]
         self.operations["lines looked up"] += len(counted)
         if not full.any():
             return Verdict(piece.text)
         lines, removed = piece.text.split("\n"), set(counted[full].tolist())
         if self.settings["keep_conventions"]:
-            removed -= conventional(lines)
+            removed -= conventional(lines, removed)
         if not removed:
             return Verdict(piece.text)
         text = "\n".join(line for number, line in enumerate(lines) if number not in removed)
@@ -102,9 +103,7 @@ class Lines(Comparing):
         return Verdict(text, found={"lines removed": len(removed)})
 
     def keep(self, piece: Piece) -> None:
-        keys = np.unique(self.measured(piece)[1])  # documents are counted, not lines
-        before = self._documents.get(keys)
-        self._documents.put(keys, np.where(before == ABSENT, 1, before + 1))
+        self._documents.count(self.measured(piece)[2])
 
 
 def long_lines(lines: list[str], shortest: int) -> list[int]:
@@ -112,10 +111,10 @@ def long_lines(lines: list[str], shortest: int) -> list[int]:
     return [number for number, line in enumerate(lines) if len(line) >= shortest and len(line.strip()) >= shortest]
 
 
-def conventional(lines: list[str]) -> set[int]:
+def conventional(lines: list[str], among: set[int]) -> set[int]:
     """Numbers of the lines that are repeated by convention."""
     head = next((number for number, line in enumerate(lines) if not _COMMENT.match(line)), len(lines))
-    return {number for number, line in enumerate(lines) if number < head or _CONVENTION.match(line)}
+    return {number for number in among if number < head or _CONVENTION.match(lines[number])}
 
 
 def line_keys(lines: list[str], numbers: list[int]) -> np.ndarray:

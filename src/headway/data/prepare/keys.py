@@ -13,6 +13,7 @@ from __future__ import annotations
 import mmap
 import os
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -44,8 +45,8 @@ class KeyTable:
         self.probes = 0
 
     def _allocate(self, slots: int) -> None:
-        self._keys = np.frombuffer(mapped(self._directory, 8 * slots), np.uint64)
-        self._values = np.frombuffer(mapped(self._directory, 8 * slots), np.int64)  # plus one, so that what is new is free
+        """A slot is a key and its value plus one: zero where it is free."""
+        self._slots = np.frombuffer(mapped(self._directory, 16 * slots), np.uint64).reshape(slots, 2)
         self._mask, self._used = np.uint64(slots - 1), 0
 
     def __len__(self) -> int:
@@ -53,40 +54,50 @@ class KeyTable:
 
     @property
     def bytes(self) -> int:
-        return self._keys.nbytes + self._values.nbytes
+        return self._slots.nbytes
 
     def get(self, keys: np.ndarray) -> np.ndarray:
-        """The value of each key, ABSENT where there is none."""
-        values = np.full(len(keys), ABSENT, np.int64)
-        at, waiting = _home(keys) & self._mask, np.arange(len(keys))
-        while len(waiting):
-            self.probes += len(waiting)
-            slots = at[waiting]
-            found = self._values[slots] - 1
-            hit = (self._keys[slots] == keys[waiting]) & (found != ABSENT)
-            values[waiting[hit]] = found[hit]
-            waiting = waiting[~hit & (found != ABSENT)]
-            at[waiting] = (at[waiting] + np.uint64(1)) & self._mask
-        return values
+        """int64 per key: its value, ABSENT where there is none."""
+        return self._slots[self._find(keys), 1].astype(np.int64) - 1
 
     def put(self, keys: np.ndarray, values: np.ndarray) -> None:
         """Set the value of each key; ``keys`` are distinct, ``values`` 0 or more."""
-        if 2 * (self._used + len(keys)) > len(self._keys):
-            self._grow(len(keys))
-        at, waiting = _home(keys) & self._mask, np.arange(len(keys))
+        stored = values.astype(np.uint64) + np.uint64(1)
+        self._place(keys, lambda at, free, which: stored[which])
+
+    def count(self, keys: np.ndarray) -> None:
+        """Add one to the value of each key, which is 1 where there was none; ``keys`` are distinct."""
+        self._place(keys, lambda at, free, which: self._slots[at, 1] + np.where(free, np.uint64(2), np.uint64(1)))
+
+    def _find(self, keys: np.ndarray) -> np.ndarray:
+        """Where each key stands, or the free slot where it would."""
+        at = _home(keys) & self._mask
+        self.probes += len(keys)
+        slots = self._slots[at]
+        waiting = np.flatnonzero((slots[:, 1] != 0) & (slots[:, 0] != keys))
         while len(waiting):
             self.probes += len(waiting)
-            slots = at[waiting]
-            free = self._values[slots] == 0
-            self._keys[slots[free]] = keys[waiting[free]]  # of several that want one free slot, the last has it
-            mine = self._keys[slots] == keys[waiting]
-            self._used += int((mine & free).sum())
-            self._values[slots[mine]] = values[waiting[mine]] + 1
-            waiting = waiting[~mine]
             at[waiting] = (at[waiting] + np.uint64(1)) & self._mask
+            slots = self._slots[at[waiting]]
+            waiting = waiting[(slots[:, 1] != 0) & (slots[:, 0] != keys[waiting])]
+        return at
+
+    def _place(self, keys: np.ndarray, stored: Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]) -> None:
+        """``stored``: what is written at slots, of which some are free, for these of the keys."""
+        if 2 * (self._used + len(keys)) > len(self._slots):
+            self._grow(len(keys))
+        which = np.arange(len(keys))
+        while len(which):
+            at = self._find(keys[which])
+            free = self._slots[at, 1] == 0
+            self._slots[at[free], 0] = keys[which[free]]  # of several that want one free slot, the last has it
+            mine = self._slots[at, 0] == keys[which]
+            self._slots[at[mine], 1] = stored(at[mine], free[mine], which[mine])
+            self._used += int(np.count_nonzero(mine & free))
+            which = which[~mine]
 
     def _grow(self, more: int) -> None:
-        slots = len(self._keys)
+        slots = len(self._slots)
         while 2 * (self._used + more) > slots:
             slots *= 2
         if 16 * slots > self._limit_bytes:
@@ -95,11 +106,12 @@ class KeyTable:
                 f"a table of the preparation takes at most {self._limit_bytes:,}",
                 "build from fewer documents at a time, or leave out that step of data.prepare",
             )
-        old_keys, old_values = self._keys, self._values
+        old = self._slots
         self._allocate(slots)
-        for start in range(0, len(old_keys), _BLOCK):  # of a table that is larger than memory, only some is held at once
-            keys, values = old_keys[start : start + _BLOCK], old_values[start : start + _BLOCK]
-            self.put(keys[values > 0], values[values > 0] - 1)
+        for start in range(0, len(old), _BLOCK):  # of a table that is larger than memory, only some is held at once
+            block = old[start : start + _BLOCK]
+            block = block[block[:, 1] != 0]
+            self.put(block[:, 0], block[:, 1].astype(np.int64) - 1)
 
 
 def _home(keys: np.ndarray) -> np.ndarray:

@@ -139,6 +139,8 @@ class Preparation:
             yield from left_out
             left_out.clear()
         yield from left_out
+        if self._elsewhere is not None and len(self._records) == len(self._data.sources):
+            self._elsewhere.close()  # their memory and cores are wanted by those that tokenise
         self._tell("prepared", {"source": source.name} | record.summary())
 
     def _kept(self, source: Source, steps: Sequence[Step], record: SourceRecord, left_out: list[Document]) -> Iterator[Piece]:
@@ -234,6 +236,7 @@ class _Elsewhere:
     def close(self) -> None:
         if self._pool is not None:
             self._pool.close()
+            self._pool = None
             remove(self._directory)
 
 
