@@ -92,7 +92,7 @@ def test_a_message_is_decoded_as_its_mail_says(tmp_path):
     (tmp_path / "a.mbox").write_text(f"From x Mon Sep 17 00:00:00 2001\n{body}\nFrom y Mon Sep 17 00:00:00 2001\n{body}")
     one, two = found(tmp_path)
     assert one.text.split("\n\n", 1)[0] == "From: A <a@there.org>\nSubject: größer"
-    assert one.text.rstrip().endswith("From here on: ä")
+    assert one.text.rstrip().endswith("\nFrom here on: ä")
     assert one.text.strip() == two.text.strip()
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from prepare_helpers import library, prepared, share, some_files
 
 from headway.base.errors import EnvironmentFault
-from headway.data.prepare.keys import KeyTable
+from headway.data.prepare.keys import KeyTable, Names, Numbers
 from headway.data.prepare.near_duplicates import MOST_CANDIDATES, banding, permutations_of, signature
 from headway.data.prepare.pipeline import make_steps
 from headway.data.prepare.steps import Piece
@@ -57,6 +57,18 @@ def test_the_table_grows_in_linear_time_and_refuses_more_memory_than_allowed():
     small = KeyTable("test keys", limit_bytes=64 * 1024)
     with pytest.raises(EnvironmentFault, match=r"the test keys need [\d,]+ bytes of temporary files"):
         small.put(np.arange(10_000, dtype=np.uint64), np.arange(10_000))
+
+
+def test_names_and_numbers_come_back_in_any_order(tmp_path):
+    names, numbers = Names(tmp_path), Numbers(tmp_path)
+    wanted = [(f"source {n % 3}", f"é/{'x' * (n % 50)}{n}\ud800") for n in range(3_000)]
+    for number, (source, origin) in enumerate(wanted):
+        names.append(source, origin)
+        numbers.extend(np.array([number, -number]))
+        assert names[number // 2] == wanted[number // 2]  # also while it grows
+    assert [names[number] for number in reversed(range(3_000))] == wanted[::-1]
+    assert [numbers[at] for at in range(len(numbers))] == [value for number in range(3_000) for value in (number, -number)]
+    names.close()
 
 
 # --- exact
