@@ -22,6 +22,7 @@ from headway.data.manifest import DataManifest
 from headway.data.packing import pack, packing_digest, write_packing
 from headway.data.positions import SourceShape
 from headway.data.reader import TokenReader
+from headway.data.shares import Part, documents_of, stage_shares
 from headway.data.stream import Positions, Quarantine, QuarantinedBins, Stream, source_coverage, stream_digests
 from headway.recipe.schedules import Schedule
 from headway.recipe.spec import PackedSpec, Spec
@@ -334,3 +335,42 @@ def test_damaged_tokens_are_named_with_the_bins_that_read_them(tmp_path):
     assert set(found["bins"]) == wanted
     healthy = np.array(sorted(set(range(bins)) - wanted))
     reader.stage_batch(Positions(np.zeros_like(healthy), np.zeros_like(healthy), healthy), stage)
+
+
+def test_D3_every_epoch_and_every_chunk_has_an_order_of_its_own():
+    sizes = np.random.default_rng(2).integers(1, 30, 3_000)
+    ends = np.cumsum(sizes)
+    spec = packed(small_spec([("a", int(ends[-1]), 4_096)], [(1, 32, (65_536,))]), [ends], {0})
+    bins = spec.stages[0].packed[0].bins
+    stage = dataclasses.replace(spec.stages[0], sequences=2 * sum(bins))
+    found = Stream(dataclasses.replace(spec, stages=(stage,))).locate(0, np.arange(2 * sum(bins)))
+    first = np.cumsum((0, *bins))
+    chunk = first.searchsorted(found.token, "right") - 1
+    orders = {
+        (e, c): tuple((found.token[(found.epoch == e) & (chunk == c)] - first[c]).tolist())
+        for e in (0, 1)
+        for c in range(len(bins))
+    }
+    whole = [key for key, order in orders.items() if len(order) > 50]
+    assert len(whole) > 10
+    for one in whole:
+        assert orders[one] != tuple(range(len(orders[one]))), "shuffled"
+        for other in whole:
+            shorter = min(len(orders[one]), len(orders[other]))
+            assert one == other or orders[one][:shorter] != orders[other][:shorter]
+            same = np.mean(np.array(orders[one][:shorter]) == np.array(orders[other][:shorter]))
+            assert one == other or same < 0.2, (one, other)
+    assert [c for e, c in dict.fromkeys(zip(found.epoch.tolist(), chunk.tolist())) if e == 0] != [
+        c for e, c in dict.fromkeys(zip(found.epoch.tolist(), chunk.tolist())) if e == 1
+    ]
+
+
+def test_documents_are_counted_in_packed_windows(built):
+    directory, manifest, recipe = built
+    spec = freeze(recipe, manifest)
+    reader, stream = TokenReader.open(directory, spec), Stream(spec)
+    found = stage_shares(stream, Part(1, 3, 40), documents_of(reader, spec))
+    places = stream.locate(1, np.arange(3, 40))
+    batch = reader.stage_batch(places, spec.stages[1])
+    heads = batch.scored_BT & (batch.tokens_BT == manifest.tokenizer.document_token_id)
+    assert [row.documents for row in found.sources] == [int(heads[places.source == k].sum()) for k in (0, 1)]

@@ -19,7 +19,7 @@ from headway.recipe.checks import check_recipe
 
 
 def of(text: str, origin: str = "x.txt", **numbers: float) -> Piece:
-    return Piece(text, origin, "s", numbers)
+    return Piece(text, origin, "s", numbers=numbers)
 
 
 def known(score: float) -> float | None:

@@ -30,6 +30,7 @@ FIRST = {
     "Generator": "program version recipe",
     "Verifier": "program version what how",
     "Data": "seed held_out chunk dtype sources",
+    "MixtureRule": "kind temperature size_power scores axis epochs sources",
     "RampPhase": "start batch",
     "Rate": "warmup shape start end",
     "Infill": "rate spm sources",
@@ -77,6 +78,7 @@ FIRST_OF_SPEC = {
     "RateSpec": "warmup_tokens shape start end",
     "PackedSpec": "bins target_share digest",
     "InfillSpec": "rate spm sources tokens seed",
+    "MixtureRuleSpec": "kind sources tokens weights temperature size_power epochs scores",
     "StageSpec": "name tokens sequence_length sequences phases rate quanta rope_base entry_gates exit_gates",
     "OptimizerSpec": "kind peak_rate beta1 beta2 epsilon weight_decay clip_norm",
     "StabilitySpec": "z_loss",
@@ -131,7 +133,7 @@ name = "main"
 tokens = "20k"
 sequence = 64
 ramp = [{ from = 0, batch = 512 }, { from = "10k", batch = 1024 }]
-mixture = { a = 1 }
+mixture_rule = { kind = "temperature", temperature = 2 }
 infill = { rate = 0.5 }
 exit_gates = [{ name = "g", metric = "m", comparison = "<", threshold = 1 }]
 [optimizer]
@@ -140,11 +142,16 @@ peak_rate = 1e-3
 every = "20k"
 """
 """Has every section, and of the added keys only those that are sections."""
-GIVEN = {"Model": {"latent", "experts", "yarn", "mup"}, "Data": {"prepare"}, "Stage": {"infill"}, "Tokenizer": {"fim_tokens"}}
+GIVEN = {
+    "Model": {"latent", "experts", "yarn", "mup"},
+    "Data": {"prepare"},
+    "Stage": {"mixture_rule", "infill"},
+    "Tokenizer": {"fim_tokens"},
+}
 GIVEN |= {"Prepare": {"quality_axes"}, "Source": {"synthetic", "generator", "verifier"}}
 PLACES = {"Source": {"path"}, "Contamination": {"registry"}}
 """Where texts lie is in no digest; what they say is in the manifest's."""
-GIVEN |= {"ModelSpec": GIVEN["Model"], "StageSpec": {"yarn", "infill"}}
+GIVEN |= {"ModelSpec": GIVEN["Model"], "StageSpec": {"yarn", "mixture_rule", "infill"}}
 
 AS_BEFORE = {
     "beacon": ("a094ed127aa2bce6", "799753cfa7f93615"),

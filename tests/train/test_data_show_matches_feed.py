@@ -207,10 +207,16 @@ def test_only_the_shards_of_the_windows_are_opened(built, parts, tmp_path):
     (wanted, *_) = show.sequences(place, show.batch(place))
     share = dataclasses.replace(show.batch(place), u=np.array([wanted.u]))
     needed = {part.file for part in wanted.reads} | {wanted.source.ends.file, "tokenizer.json", "manifest.json"}
+    facts = wanted.source.document_facts
+    needed |= {facts.facts.file, facts.training.origins.file, facts.training.index.file}
     for path in data.rglob("*"):
         if path.is_file() and path.relative_to(data).as_posix() not in needed:
             path.unlink()
     assert show.sequences(place, share) == [wanted]
+    (data / facts.facts.file).unlink()
+    (without,) = show.sequences(place, share)
+    assert without.tokens == wanted.tokens
+    assert {piece.origin for piece in without.pieces} == {None}, "labels: what is trained on is read without them"
 
 
 # --- the verb -----------------------------------------------------------------------------------------------------------

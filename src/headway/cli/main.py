@@ -38,6 +38,7 @@ DATA_VERBS: dict[str, str] = {
     "diff": "headway.cli.data_diff:diff",
     "audit": "headway.cli.data_audit:audit",
     "inventory": "headway.cli.data_inventory:inventory",
+    "mixture": "headway.cli.data_mixture:mixture",
 }
 
 PLAN_VERBS: dict[str, str] = {

@@ -16,20 +16,16 @@ A plan follows from document ends, chunk and T alone: it is no content of the da
 
 from __future__ import annotations
 
-import os
 from bisect import bisect_left, insort
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
 
 import numpy as np
-import xxhash
 
 from headway.base.digests import digest_json
-from headway.base.errors import from_os_error
-from headway.base.files import make_directory
-from headway.data.manifest import BLOCK_BYTES, Packing, ShardEntry, SourceEntry
+from headway.data.facts import TableWriter
+from headway.data.manifest import Packing, SourceEntry
 from headway.data.positions import SourceShape
 
 VERSION = 1
@@ -139,69 +135,31 @@ def write_packing(root: Path, source: SourceEntry, capacity: int, ends: np.ndarr
     chunk's documents."""
     directory = Path(source.ends.file).parent
     shape = SourceShape("", source.tokens, source.chunk_tokens)
-    make_directory(root / directory, "directory of a source")
     per_chunk, bins_before, pieces_before = [], 0, 0
-    with (
-        _Rows(root, f"{directory}/packing-{capacity}.bins") as bins,
-        _Rows(root, f"{directory}/packing-{capacity}.pieces") as written,
-    ):
-        for first, last in chunk_borders(shape):
-            packed = pack(ends, first, last, capacity)
-            bins.write(np.stack([packed.first + pieces_before, packed.filled], axis=1))
-            written.write(np.stack([packed.start, packed.tokens], axis=1))
-            per_chunk.append(packed.first.size)
-            bins_before += packed.first.size
-            pieces_before += packed.start.size
-        bins.write(np.array([[pieces_before, 0]]))
+    rows, pieces = (_new(root, f"{directory}/packing-{capacity}.{kind}") for kind in ("bins", "pieces"))
+    for first, last in chunk_borders(shape):
+        packed = pack(ends, first, last, capacity)
+        rows.append(_pairs(packed.first + pieces_before, packed.filled))
+        pieces.append(_pairs(packed.start, packed.tokens))
+        per_chunk.append(packed.first.size)
+        bins_before += packed.first.size
+        pieces_before += packed.start.size
+    rows.append(_pairs(np.array([pieces_before]), np.array([0])))
     share = (source.tokens - 1) / (bins_before * capacity)
-    return Packing(capacity, VERSION, tuple(per_chunk), share, bins.entry(), written.entry())
+    return Packing(capacity, VERSION, tuple(per_chunk), share, rows.finish(), pieces.finish())
+
+
+def _new(root: Path, file: str) -> TableWriter:
+    """In place of what a build left that was killed before its manifest named it."""
+    (root / file).unlink(missing_ok=True)
+    return TableWriter(root, file)
+
+
+def _pairs(first: np.ndarray, second: np.ndarray) -> bytes:
+    return np.stack([first, second], axis=1).astype("<u8").tobytes()
 
 
 def packing_digest(packing: Packing) -> str:
     """What a Spec names a plan by."""
-    rows = [[file.tokens, file.xxh3_128] for file in (packing.rows, packing.pieces)]
+    rows = [[file.bytes, file.xxh3_128] for file in (packing.rows, packing.pieces)]
     return digest_json({"packing": packing.version, "T": packing.sequence_length, "bins": list(packing.bins), "files": rows})
-
-
-class _Rows:
-    """A file of uint64 and its digests, as of a shard."""
-
-    def __init__(self, root: Path, file: str):
-        self._path, self._file = root / file, file
-        self._whole, self._block, self._bytes = xxhash.xxh3_128(), bytearray(), 0
-        self._blocks: list[str] = []
-        self._out: BinaryIO | None = None
-
-    def __enter__(self) -> _Rows:
-        try:
-            self._out = self._path.open("wb")
-        except OSError as error:
-            raise from_os_error(error, self._path, "cannot write packing") from error
-        return self
-
-    def write(self, rows: np.ndarray) -> None:
-        data = rows.astype("<u8").tobytes()
-        assert self._out is not None
-        try:
-            self._out.write(data)
-        except OSError as error:
-            raise from_os_error(error, self._path, "cannot write packing") from error
-        self._whole.update(data)
-        self._bytes += len(data)
-        self._block += data
-        while len(self._block) >= BLOCK_BYTES:
-            self._blocks.append(xxhash.xxh3_64_hexdigest(self._block[:BLOCK_BYTES]))
-            del self._block[:BLOCK_BYTES]
-
-    def __exit__(self, *_: object) -> None:
-        assert self._out is not None
-        try:
-            self._out.flush()
-            os.fsync(self._out.fileno())
-            self._out.close()
-        except OSError as error:
-            raise from_os_error(error, self._path, "cannot write packing") from error
-
-    def entry(self) -> ShardEntry:
-        blocks = [*self._blocks, *([xxhash.xxh3_64_hexdigest(self._block)] if self._block else [])]
-        return ShardEntry(self._file, 0, self._bytes // 8, self._whole.hexdigest(), tuple(blocks))

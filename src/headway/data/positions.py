@@ -192,6 +192,11 @@ class SourceShape:
                 bins[at] = first[chunk] + permute(index[at] - before[s], self.bins[chunk], key)
         return bins
 
+    def first_token_of(self, slot: int) -> int:
+        """Of the chunk in ``slot``, counted over epochs."""
+        epoch, place = divmod(slot, self.slots)
+        return int(self._chunks(np.array([epoch]), np.array([place]))[0]) * self.chunk_tokens
+
     def _chunks(self, epoch: np.ndarray, slot: np.ndarray) -> np.ndarray:
         """The chunk in each slot; the tail (number G) keeps the last one."""
         chunk = slot.copy()

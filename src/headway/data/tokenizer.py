@@ -11,6 +11,7 @@ import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+import numpy as np
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
@@ -80,6 +81,17 @@ class Tokenizer:
 
     def encode_batch(self, texts: list[str]) -> list[list[int]]:
         return [encoding.ids for encoding in self._inner.encode_batch_fast(texts, add_special_tokens=False)]
+
+    def token_bytes(self) -> np.ndarray:
+        """int64 by id: bytes of text that a token stands for, complete characters or not; control tokens: 0."""
+        added = {
+            id: 0 if token.special else len(token.content.encode())
+            for id, token in self._inner.get_added_tokens_decoder().items()
+        }
+        sizes = np.zeros(self.vocabulary, np.int64)
+        for token, id in self._inner.get_vocab(with_added_tokens=True).items():
+            sizes[id] = added.get(id, len(token))  # a character of the byte-level alphabet is a byte
+        return sizes
 
     def decode(self, ids: Iterable[int]) -> str:
         """Text of ``ids``; the document token is shown as it is spelled. Incomplete UTF-8 becomes U+FFFD."""

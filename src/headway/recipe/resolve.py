@@ -7,8 +7,7 @@ Recipe                                        ->  draft Spec can be planned: no 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from fractions import Fraction
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from headway.base.errors import ConfigError, Problem
@@ -16,6 +15,8 @@ from headway.recipe.checks import Finding, check_recipe, nearest_hint
 from headway.recipe.digests import recipe_content, recipe_digest
 from headway.recipe.lines import KeyPath
 from headway.recipe.load import LoadedRecipe
+from headway.recipe.mixture_rules import Known, mixture_quanta, weights_of
+from headway.recipe.rebalance import Mixtures, NothingFits, rebalance
 from headway.recipe.resolved_model import default_ffn_width as default_ffn_width
 from headway.recipe.resolved_model import optional_float, resolve_yarn
 from headway.recipe.resolved_model import resolve_model as resolve_model
@@ -51,6 +52,7 @@ class SourceFacts:
     target_share: float  # target tokens per token
     digest: str
     licence: str
+    quality: Mapping[str, float] = field(default_factory=dict)  # mean score by axis
     packed: Mapping[int, PackedSpec] = field(default_factory=dict)  # by sequence length
 
 
@@ -76,7 +78,9 @@ def resolve(recipe: Recipe | LoadedRecipe, facts: DataFacts | None, *, parent: d
     if facts is not None and not findings:
         findings = facts_findings(whole, facts)
     _refuse(findings, locate)
-    spec = _build(whole, facts, parent)
+    spec = _build(whole, facts, parent, locate)
+    if spec.is_draft and whole.data.beyond_cap == "rebalance":
+        spec = _rebalanced_draft(spec, locate)
     refuse_names(spec.model, spec.precision, locate)
     return spec
 
@@ -86,7 +90,7 @@ def _refuse(findings: Sequence[Finding], locate: Callable[[KeyPath], str]) -> No
         raise ConfigError([Problem(p.seen, p.rule, p.way_out, locate(path)) for path, p in findings])
 
 
-def _build(recipe: Recipe, facts: DataFacts | None, parent: dict | None) -> Spec:
+def _build(recipe: Recipe, facts: DataFacts | None, parent: dict | None, locate: Callable[[KeyPath], str]) -> Spec:
     sources = tuple(resolve_sources(recipe, facts))
     model = resolve_model(recipe.model, recipe.tokenizer.vocabulary)
     evaluation = recipe.evaluation
@@ -104,7 +108,7 @@ def _build(recipe: Recipe, facts: DataFacts | None, parent: dict | None) -> Spec
         ),
         model=model,
         sources=sources,
-        stages=resolve_stages(recipe.stages, sources, model.rope, facts, data_seed),
+        stages=resolve_stages(recipe.stages, sources, model.rope, facts, data_seed, locate),
         optimizer=resolve_optimizer(recipe.optimizer),
         stability=StabilitySpec(
             z_loss=float(recipe.stability.z_loss),
@@ -171,18 +175,22 @@ def resolve_stages(
     stages: Sequence[Stage],
     sources: Sequence[SourceSpec],
     rope: RopeSpec,
-    facts: DataFacts | None = None,
-    data_seed: int = 0,
+    facts: DataFacts | None,
+    data_seed: int,
+    locate: Callable[[KeyPath], str],
 ) -> tuple[StageSpec, ...]:
-    """In order, because a stage inherits the RoPE base and YaRN of the one before."""
-    resolved = []
-    for stage in stages:
+    """In order, because a stage inherits the RoPE base and YaRN of the one before, and rules count what was read before."""
+    resolved: list[StageSpec] = []
+    quality = {source.name: source.quality for source in facts.sources} if facts else {}
+    for index, stage in enumerate(stages):
+        packed = _packed(stage, sources, facts)
+        shares = [plan.target_share for plan in packed] or [s.target_share for s in sources]
+        known = Known(sources=sources, shares=shares, before=resolved, quality=quality)
+        weights, rule = weights_of(stage, known, locate(("stages", index, "mixture_rule")))
         yarn = rope.yarn if stage.yarn is None else resolve_yarn(stage.yarn)
         rope = RopeSpec(float(stage.rope_base or rope.base), yarn)
         ramp = [(phase.start, phase.batch) for phase in stage.ramp] or [(0, stage.batch or stage.sequence)]
         sequences, phases = whole_batches(stage.tokens, stage.sequence, ramp)
-        packed = _packed(stage, sources, facts)
-        shares = [plan.target_share for plan in packed] or [s.target_share for s in sources]
         resolved.append(
             StageSpec(
                 name=stage.name,
@@ -191,7 +199,7 @@ def resolve_stages(
                 sequences=sequences,
                 phases=phases,
                 rate=resolve_rate(stage.rate, StepTokens(phases, sequences, stage.sequence)),
-                quanta=mixture_quanta([stage.mixture.get(s.name, 0.0) for s in sources], shares),
+                quanta=mixture_quanta(weights, shares),
                 rope_base=rope.base,
                 yarn=rope.yarn,
                 entry_gates=tuple(gate.model_dump(mode="json") for gate in stage.entry_gates),
@@ -199,6 +207,7 @@ def resolve_stages(
                 packing=stage.packing,
                 packed=packed,
                 infill=_infill(stage, facts, data_seed),
+                mixture_rule=rule,
             )
         )
     return tuple(resolved)
@@ -230,17 +239,38 @@ def resolve_rate(rate: Rate, of: StepTokens) -> RateSpec:
     )
 
 
-def mixture_quanta(weights: Sequence[float], target_shares: Sequence[float]) -> tuple[int, ...]:
-    """Quanta per source: proportional to weight / target share by largest remainder, sum 65,536, none lost that has weight."""
-    wanted = [Fraction(w) / Fraction(tau) for w, tau in zip(weights, target_shares, strict=True)]
-    ideal = [value * QUANTA / sum(wanted) for value in wanted]
-    quanta = [max(int(value), 1) if value else 0 for value in ideal]
-    order = sorted((i for i, value in enumerate(ideal) if value), key=lambda i: (quanta[i] - ideal[i], i))
-    for place in range(QUANTA - sum(quanta)):
-        quanta[order[place % len(order)]] += 1
-    while sum(quanta) > QUANTA:  # many sources were lifted to one quantum: the largest gives
-        quanta[quanta.index(max(quanta))] -= 1
-    return tuple(quanta)
+def with_mixtures(spec: Spec, mixtures: Mixtures) -> Spec:
+    """``spec`` with stages mixed otherwise than they asked; those that change remember what was asked."""
+    stages = [
+        stage if quanta == stage.quanta else replace(stage, quanta=quanta, asked_quanta=stage.quanta)
+        for stage, quanta in zip(spec.stages, mixtures, strict=True)
+    ]
+    return replace(spec, stages=tuple(stages))
+
+
+def _rebalanced_draft(spec: Spec, locate: Callable[[KeyPath], str]) -> Spec:
+    """By the tokens that the recipe declares; sources without an inventory or a cap have no bound here."""
+    caps = {k: s.tokens * s.cap_epochs for k, s in enumerate(spec.sources) if s.tokens and s.cap_epochs is not None}
+    sizes = [stage.sequences * stage.sequence_length for stage in spec.stages]
+
+    def taken(mixtures: Mixtures, k: int) -> float:
+        return sum(size * quanta[k] for size, quanta in zip(sizes, mixtures, strict=True)) / QUANTA
+
+    def beyond(mixtures: Mixtures) -> frozenset[int]:
+        return frozenset(k for k, allowed in caps.items() if taken(mixtures, k) > allowed)
+
+    asked = tuple(stage.quanta for stage in spec.stages)
+    try:
+        return with_mixtures(spec, rebalance(asked, beyond))
+    except NothingFits as error:
+        k = error.source
+        raise ConfigError(
+            f"source {spec.sources[k].name}: the stages take {taken(asked, k):,.0f} tokens, its cap allows {caps[k]:,.0f}, and "
+            "no mixture of the stages' sources keeps all within their caps",
+            "what a source may not give is taken from the other sources of the same stage",
+            "shorten the stages, raise cap_epochs, or add a source to the stages that have no other",
+            locate(("data", "sources", k, "cap_epochs")),
+        ) from None
 
 
 # --- the recipe against the data ----------------------------------------------------------------------------------------

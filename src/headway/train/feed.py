@@ -79,6 +79,8 @@ class Feed:
         share = self.stream.share(place.stage, place.first_sequence, place.batch_sequences, replica.index, replica.count)
         u = share.u
         positions = self.stream.locate(place.stage, u)
+        if self.reader.is_remote:
+            self.reader.expect(self.stream.chunks_at(place.stage, place.end_sequence))
         size = self.micro_sequences(stage.sequence_length)
         micro_batches = tuple(
             self.reader.stage_batch(_cut(positions, start, start + size), stage) for start in range(0, len(u), size)

@@ -16,7 +16,10 @@ from pathlib import Path
 import numpy as np
 
 from headway.base.errors import ConfigError
+from headway.data.facts import Table
 from headway.data.manifest import BLOCK_BYTES, DTYPES, DataManifest, SourceEntry
+from headway.data.place import DataPlace
+from headway.data.plans import Plan
 from headway.data.reader import TokenReader
 from headway.data.stream import Positions, Share, Stream
 from headway.data.tokenizer import Tokenizer
@@ -34,6 +37,8 @@ class Piece:
     offset: int  # of the piece in the document, in tokens; 0: it begins here, with the document token
     document_tokens: int
     text: str  # without the document token
+    origin: str | None  # where it was found; None: a build that did not keep it
+    facts: dict[str, str]  # what its source knew of it
 
     @property
     def begins(self) -> bool:
@@ -92,9 +97,10 @@ class Sequence:
 class Show:
     """Sequences of a stream over a data directory."""
 
-    def __init__(self, stream: Stream, directory: Path, manifest: DataManifest):
+    def __init__(self, stream: Stream, place: DataPlace | Path, manifest: DataManifest):
         self.stream, self.spec, self.schedule = stream, stream.spec, Schedule(stream.spec)
-        self.directory, self.manifest = Path(directory), manifest
+        self.place, self.manifest = DataPlace.of(place), manifest
+        self.directory = self.place.directory
 
     # --- places -----------------------------------------------------------------------------------------------------------
 
@@ -144,9 +150,10 @@ class Show:
         stage = self.spec.stages[place.stage]
         positions = self.stream.locate(place.stage, share.u)
         used = np.unique(positions.source)
+        tables = {k: table_of(self.directory, self.manifest.sources[k]) for k in used.tolist()}
         spans = self._spans(stage, positions)
         manifest = narrowed(self.manifest, positions.source, spans)
-        reader, entry = TokenReader(self.directory, manifest), manifest.tokenizer
+        reader, entry = TokenReader(self.place, manifest), manifest.tokenizer
         tokenizer = Tokenizer.load(self.directory / entry.file, entry.document_token)
         renumbered = Positions(np.searchsorted(used, positions.source), positions.epoch, positions.token)
         batch = reader.stage_batch(renumbered, stage)
@@ -165,22 +172,24 @@ class Show:
                     tokens=tuple(batch.tokens_BT[at].tolist()),
                     targets=tuple(batch.targets_BT[at].tolist()),
                     counted=((0, sum(span.tokens for span in spans[at])),) if counts else (),
-                    pieces=_pieces(reader, tokenizer, int(renumbered.source[at]), spans[at], batch.tokens_BT[at]),
+                    pieces=_pieces(reader, tokenizer, int(renumbered.source[at]), spans[at], batch.tokens_BT[at], tables[k]),
                 )
             )
         return found
 
     def _spans(self, stage: StageSpec, positions: Positions) -> list[tuple[Span, ...]]:
         """Of each window: one where windows are cut, one per piece where they are packed."""
-        T, pairs = stage.sequence_length, zip(positions.source.tolist(), positions.token.tolist())
+        T = stage.sequence_length
         if not stage.packed:
-            return [(Span(token, T, 0),) for _, token in pairs]
-        plans = TokenReader(self.directory, _without_tokens(self.manifest))
+            return [(Span(token, T, 0),) for token in positions.token.tolist()]
         found = []
-        for source, bin in pairs:
-            tokens, sizes = plans.pieces(source, bin, T).T
-            columns = np.cumsum(sizes) - sizes
-            found.append(tuple(Span(*numbers) for numbers in zip(tokens.tolist(), sizes.tolist(), columns.tolist())))
+        for source, bin in zip(positions.source.tolist(), positions.token.tolist()):
+            packing = self.manifest.sources[source].packing(T)
+            assert packing is not None, (source, T)
+            pieces = Plan(self.directory, packing).pieces(np.array([bin]))
+            columns = np.cumsum(pieces.tokens) - pieces.tokens
+            rows = zip(pieces.start.tolist(), pieces.tokens.tolist(), columns.tolist())
+            found.append(tuple(Span(*row) for row in rows))
         return found
 
     def _window_place(self, stage: int, positions: Positions, at: int, first_token: int) -> WindowPlace:
@@ -199,13 +208,6 @@ class Span:
     token: int
     tokens: int
     column: int
-
-
-def _without_tokens(manifest: DataManifest) -> DataManifest:
-    """Of plans only: no shard is opened."""
-    return dataclasses.replace(
-        manifest, sources=tuple(dataclasses.replace(source, shards=(), held_out=None) for source in manifest.sources)
-    )
 
 
 def narrowed(manifest: DataManifest, source: np.ndarray, spans: list[tuple[Span, ...]]) -> DataManifest:
@@ -236,8 +238,19 @@ def _reads(manifest: DataManifest, source: int, spans: tuple[Span, ...]) -> tupl
     return tuple(found)
 
 
+def table_of(directory: Path, entry: SourceEntry) -> Table | None:
+    """Where training documents are from; None: a build that did not keep it, or data that was copied without it."""
+    facts = entry.document_facts
+    return Table(directory, facts) if facts is not None and (directory / facts.facts.file).exists() else None
+
+
 def _pieces(
-    reader: TokenReader, tokenizer: Tokenizer, source: int, spans: tuple[Span, ...], tokens_T: np.ndarray
+    reader: TokenReader,
+    tokenizer: Tokenizer,
+    source: int,
+    spans: tuple[Span, ...],
+    tokens_T: np.ndarray,
+    table: Table | None,
 ) -> tuple[Piece, ...]:
     """Documents and parts of them, as attention sees them; padding is none."""
     pieces = []
@@ -247,5 +260,7 @@ def _pieces(
             column, offset = span.column + begins - span.token, begins - document.first_token
             text = tokenizer.decode(tokens_T[column + (offset == 0) : column + end - begins])
             whole = document.end_token - document.first_token
-            pieces.append(Piece(document.number, column, end - begins, offset, whole, text))
+            known = table[document.number] if table is not None else None
+            origin, facts = (known.origin, dict(known.facts)) if known else (None, {})
+            pieces.append(Piece(document.number, column, end - begins, offset, whole, text, origin, facts))
     return tuple(pieces)

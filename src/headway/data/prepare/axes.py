@@ -52,7 +52,7 @@ def density(piece: Piece) -> float:
 
 
 def parse_integrity(piece: Piece) -> float:
-    name = re.sub(r":\d+$", "", piece.origin).lower()
+    name = (piece.facts.get("path") or re.sub(r":\d+$", "", piece.origin)).lower()
     parse = next((parse for extension, parse in _PARSERS.items() if name.endswith(extension)), None)
     if parse is None:
         return UNKNOWN

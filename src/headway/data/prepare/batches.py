@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -47,7 +47,8 @@ def read_pieces(stem: Path) -> list[Piece]:
 
 def _known(piece: Piece) -> dict[str, Any]:
     """All but the text. Numbers, texts and their lists and mappings: it becomes JSON."""
-    return {field.name: getattr(piece, field.name) for field in dataclasses.fields(piece) if field.name != "text"}
+    values = ((field.name, getattr(piece, field.name)) for field in dataclasses.fields(piece) if field.name != "text")
+    return {name: dict(value) if isinstance(value, Mapping) else value for name, value in values}
 
 
 def write_settled(stem: Path, found: Sequence[tuple[Piece, Settled]]) -> None:

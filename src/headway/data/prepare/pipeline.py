@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from headway.recipe.preparation import Prepare
     from headway.recipe.schema import Data, Source
 
-REPOSITORIES = ("repositories", 1)
+REPOSITORIES = ("repositories", 2)
 LITTLE_TEXT_BYTES = 24 * 2**20
 """Starting processes takes a second: so much text is prepared here before there are any."""
 _BATCH_BYTES, _BATCH_DOCUMENTS = 2**20, 512
@@ -135,7 +135,7 @@ class Preparation:
         if repositories:
             kept = _joined(kept, record, repositories.depth, repositories.most)
         for piece in kept:
-            yield Document(piece.text, piece.origin)
+            yield Document(piece.text, piece.origin, facts=piece.facts)
             yield from left_out
             left_out.clear()
         yield from left_out
@@ -154,7 +154,7 @@ class Preparation:
             record.read(size_of(document.text))
             piece, verdict = pass_through(self._piece(document, source), steps, record, found)
             if verdict.dropped:
-                left_out.append(Document(None, document.origin, verdict.dropped))
+                left_out.append(Document(None, document.origin, verdict.dropped, document.facts))
             else:
                 for step in steps:
                     step.keep(piece)
@@ -168,7 +168,7 @@ class Preparation:
 
     def _piece(self, document: Document, source: Source) -> Piece:
         numbers = {name: document.numbers[name] for name in self._fields if name in document.numbers}
-        return Piece(document.text or "", document.origin, source.name, numbers)
+        return Piece(document.text or "", document.origin, source.name, document.facts, numbers)
 
     def _settled(self, source: Source) -> Iterator[tuple[Document, Settled | None]]:
         """Every document of ``source`` in order, with what the steps that look at it alone made of it; None: it has no text."""
@@ -336,7 +336,7 @@ def _store(found: Iterator[Document], directory: Path) -> TextIO:
     """A temporary file of ``found``, at its beginning. JSON holds lone surrogates too."""
     file = tempfile.TemporaryFile("w+", dir=directory, encoding="ascii")  # noqa: SIM115 - closed by who reads it
     for document in found:
-        file.write(json.dumps([document.text, document.origin, document.dropped]) + "\n")
+        file.write(json.dumps([document.text, document.origin, document.dropped, dict(document.facts)]) + "\n")
     file.seek(0)
     return file
 

@@ -19,12 +19,13 @@ import numpy as np
 class Piece:
     """A document on its way: its text as the steps before left it. ``origin`` names it for people, ``source`` its source.
 
-    ``numbers``: those of the document's own that a step asks for, by field.
+    ``facts`` are what its source knows of it; ``numbers`` those of its own that a step asks for, by field.
     """
 
     text: str
     origin: str
     source: str
+    facts: Mapping[str, str] = field(default_factory=dict)
     numbers: Mapping[str, float] = field(default_factory=dict)
 
 

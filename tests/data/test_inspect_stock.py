@@ -12,8 +12,8 @@ from data_helpers import small_recipe, write_token_data, write_words
 
 from headway.cli.main import run_guarded
 from headway.data.build import build_data
-from headway.data.inspect import inventory as module
-from headway.data.inspect.inventory import GRAM_TOKENS, inventory
+from headway.data.inspect import stock as module
+from headway.data.inspect.stock import GRAM_TOKENS, inventory
 from headway.data.manifest import DataManifest
 
 RECIPE = """
