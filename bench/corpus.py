@@ -283,7 +283,7 @@ def build(directory: Path, names: list[str]) -> dict[str, Any]:
 # --- the recipe ---------------------------------------------------------------------------------------------------------
 
 
-def recipe(corpus: dict[str, Any], tokens: tuple[int, int, int] = (1_048_576, 524_288, 262_144)) -> str:
+def recipe(corpus: dict[str, Any], tokens: tuple[int, int, int] = (524_288, 262_144, 131_072)) -> str:
     """Sources that are there, and three stages: broad, more documentation, and a short last one on what reads best."""
     head = Path(__file__).with_name("corpus.head.toml").read_text(encoding="utf-8")
     lines = [head]

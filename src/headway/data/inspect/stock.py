@@ -123,18 +123,26 @@ class _Grams:
     def __init__(self, tokens: int):
         self.every = 1 << (tokens // MOST_GRAMS).bit_length()
         self._total, self._different = 0, np.zeros(0, np.uint64)
+        self._new: list[np.ndarray] = []  # since the different ones were last put together
         self._tail = np.zeros(0, np.uint64)
 
     def add(self, block: np.ndarray) -> None:
         tokens = np.concatenate([self._tail, block.astype(np.uint64)])
         self._tail = tokens[max(0, len(tokens) - GRAM_TOKENS + 1) :]
         grams = ngrams(tokens, GRAM_TOKENS)
-        taken = grams[grams % np.uint64(self.every) == 0]
+        taken = grams[grams & np.uint64(self.every - 1) == 0]
         self._total += len(taken)
-        self._different = np.union1d(self._different, taken)
+        self._new.append(taken)
+        if sum(map(len, self._new)) > MOST_GRAMS:
+            self._put_together()
+
+    def _put_together(self) -> None:
+        self._different = np.unique(np.concatenate([self._different, *self._new]))
+        self._new.clear()
 
     @property
     def different_share(self) -> float:
+        self._put_together()
         return len(self._different) / self._total if self._total else 1.0
 
 
