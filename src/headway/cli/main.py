@@ -39,6 +39,8 @@ DATA_VERBS: dict[str, str] = {
     "audit": "headway.cli.data_audit:audit",
     "inventory": "headway.cli.data_inventory:inventory",
     "mixture": "headway.cli.data_mixture:mixture",
+    "bench": "headway.cli.data_bench:bench",
+    "register": "headway.cli.data_register:register",
 }
 
 PLAN_VERBS: dict[str, str] = {
