@@ -23,7 +23,17 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "docs" / "results"
-BENCHMARKS = ("stream", "input_wait", "training", "model_family", "parallel", "checkpoint", "plan_accuracy", "plan_memory")
+BENCHMARKS = (
+    "stream",
+    "input_wait",
+    "build",
+    "training",
+    "model_family",
+    "parallel",
+    "checkpoint",
+    "plan_accuracy",
+    "plan_memory",
+)
 LONG = ("mup_transfer", "ablations")
 """An hour and a quarter of one: measured when they are named."""
 PACKAGES = ("headway", "torch", "numpy", "scipy", "transformers", "accelerate", "litgpt", "safetensors", "tokenizers", "xxhash")

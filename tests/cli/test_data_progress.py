@@ -83,3 +83,15 @@ def test_stages_are_told_beside_it(capsys):
     first, last = capsys.readouterr().out.splitlines()
     assert first == "- a: 10 documents"
     assert last.startswith("- tokens: 262,144 of 1 MiB, ")
+
+
+def test_a_source_that_is_prepared_is_told_as_it_is_prepared(build, shown):
+    build(1, "preparing", {"source": "a", "documents": 400, "bytes": MIB, "kept": 300})
+    build(19, "preparing", {"source": "a", "documents": 8_000, "bytes": 5 * MIB, "kept": 7_000})
+    build(11, "reading", {"source": "a", "documents": 7_000, "bytes": 4 * MIB})
+    build(1, "prepared", {"source": "a"})
+    build(10, "preparing", {"source": "b", "documents": 10, "bytes": 10 * MIB, "kept": 10})
+    assert shown == [
+        ("- a: 8,000 documents so far, 5 MiB, 256 KiB/s; 7,000 kept", False),
+        ("- b: 10 documents so far, 10 MiB, 1 MiB/s; 10 kept", False),
+    ]

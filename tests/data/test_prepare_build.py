@@ -22,8 +22,8 @@ from headway.cli.data import prepared_line
 from headway.data.build import build_data
 from headway.data.inspect.verify import verify
 from headway.data.manifest import REPORT_FILE, DataManifest
-from headway.data.prepare import pipeline
 from headway.data.prepare.pipeline import pass_through
+from headway.data.prepare.quality import Repeats
 from headway.data.prepare.record import SourceRecord
 from headway.data.prepare.steps import Piece, Step, Verdict
 from headway.data.registry import write_registry
@@ -316,7 +316,7 @@ def test_settings_and_versions_of_steps_are_part_of_the_builds_identity(tmp_path
     for number, prepare in enumerate(({}, {"repeats": {}}, {"repeats": {"times": 33}})):
         digests.append(build_data(recipe_of(trees, prepare), tmp_path / str(number)).inputs_digest)
     digests.append(build_data(recipe_of(trees, {"repeats": {}}, a=["repeats"]), tmp_path / "without").inputs_digest)
-    monkeypatch.setattr(pipeline.Repeats, "version", 2)
+    monkeypatch.setattr(Repeats, "version", 2)
     digests.append(build_data(recipe_of(trees, {"repeats": {}}), tmp_path / "version").inputs_digest)
     for number in (1, 2):
         write_registry(tmp_path / "r.json", "r", "1", {"s": questions()[:number]})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 import re
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -13,8 +14,8 @@ from hypothesis import strategies as st
 from prepare_helpers import library, prepared, share, some_files
 
 from headway.base.errors import EnvironmentFault
-from headway.data.prepare.keys import KeyTable
-from headway.data.prepare.near_duplicates import MOST_CANDIDATES, banding, keys_of_permutations, signature
+from headway.data.prepare.keys import KeyTable, Names, Numbers
+from headway.data.prepare.near_duplicates import MOST_CANDIDATES, banding, permutations_of, signature
 from headway.data.prepare.pipeline import make_steps
 from headway.data.prepare.steps import Piece
 from headway.recipe.preparation import NearDuplicates, Prepare
@@ -34,6 +35,16 @@ def test_the_table_is_a_dict(batches):
     assert len(table) == len(wanted)
 
 
+@given(st.lists(st.lists(st.integers(0, 2**64 - 1) | st.integers(0, 40), max_size=50, unique=True), max_size=20))
+def test_the_table_counts(batches):
+    table, wanted = KeyTable("test keys"), Counter()
+    for batch in batches:
+        table.count(np.array(batch, np.uint64))
+        wanted.update(batch)
+    assert table.get(np.array(list(wanted), np.uint64)).tolist() == list(wanted.values())
+    assert len(table) == len(wanted)
+
+
 def test_the_table_grows_in_linear_time_and_refuses_more_memory_than_allowed():
     probes = []
     for size in (4_000, 16_000, 64_000):
@@ -44,8 +55,20 @@ def test_the_table_grows_in_linear_time_and_refuses_more_memory_than_allowed():
         assert table.bytes <= 16 * max(1024, 4 * size)
     assert max(probes) < 6  # with all that doubling moved: the constant does not grow
     small = KeyTable("test keys", limit_bytes=64 * 1024)
-    with pytest.raises(EnvironmentFault, match=r"the test keys need [\d,]+ bytes of memory"):
+    with pytest.raises(EnvironmentFault, match=r"the test keys need [\d,]+ bytes of temporary files"):
         small.put(np.arange(10_000, dtype=np.uint64), np.arange(10_000))
+
+
+def test_names_and_numbers_come_back_in_any_order(tmp_path):
+    names, numbers = Names(tmp_path), Numbers(tmp_path)
+    wanted = [(f"source {n % 3}", f"é/{'x' * (n % 50)}{n}\ud800") for n in range(3_000)]
+    for number, (source, origin) in enumerate(wanted):
+        names.append(source, origin)
+        numbers.extend(np.array([number, -number]))
+        assert names[number // 2] == wanted[number // 2]  # also while it grows
+    assert [names[number] for number in reversed(range(3_000))] == wanted[::-1]
+    assert [numbers[at] for at in range(len(numbers))] == [value for number in range(3_000) for value in (number, -number)]
+    names.close()
 
 
 # --- exact
@@ -140,7 +163,7 @@ def test_no_chain_of_similar_documents_removes_one_that_is_unlike_all_that_is_ke
 
 def test_signatures_estimate_the_similarity():
     a = np.arange(3_000, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
-    keys = keys_of_permutations(0, 1024)
+    keys = permutations_of(0, 1024)
     for overlap in (300, 1_500, 2_700):
         b = np.concatenate([a[:overlap], ~a[: 3_000 - overlap]])
         agree = float((signature(a, keys) == signature(b, keys)).mean())
@@ -198,9 +221,9 @@ def test_candidates_are_all_kept_documents_that_share_a_band(tmp_path):
     for origin, text in texts.items():
         piece = Piece(text, origin, "s")
         assert step.check(piece).dropped == ""
-        keys = step._pending[2]
+        keys = step.measured(piece)[1]
         own = set(enumerate(keys.tolist()))
-        assert set(step._candidates(keys)) == {number for number, other in enumerate(known) if own & other}
+        assert set(step._candidates(step._newest.get(keys))) == {number for number, other in enumerate(known) if own & other}
         step.keep(piece)
         known.append(own)
     step.close()

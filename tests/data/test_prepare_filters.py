@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import re
+
+import numpy as np
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 from prepare_helpers import library, prepared, share, some_files
 
 from headway.data.prepare.code import is_generated, is_vendored, joined
@@ -10,7 +15,7 @@ from headway.data.prepare.normalisation import normalised
 from headway.data.prepare.quality import most_repeats
 from headway.data.prepare.selection import extension_is_taken, language_of
 from headway.data.prepare.steps import Piece
-from headway.data.prepare.words import hashes_of, units, words
+from headway.data.prepare.words import unit_hashes, word_hashes
 
 # --- normalisation
 
@@ -152,14 +157,46 @@ def test_ngrams_in_a_row_are_found_at_every_length_and_real_text_passes():
     result = prepared(library() | planted | below, repeats={})
     assert set(result.dropped) == set(planted)
     assert result.details["planted/5"] == "32 times 5 words"
-    assert most_repeats(hashes_of(units("a b c a b c a b d")), 3) == 2
-    assert most_repeats(hashes_of(units("a b c a b c a b c")), 3) == 3
-    assert most_repeats(hashes_of([]), 1) == 1
+    assert most_repeats(unit_hashes("a b c a b c a b d"), 3) == 2
+    assert most_repeats(unit_hashes("a b c a b c a b c"), 3) == 3
+    assert most_repeats(unit_hashes(""), 1) == 1
 
 
-def test_words_of_scripts_without_spaces_are_characters():
-    assert words("Ab, 1c 自由です") == ["ab", "1c", "自", "由", "で", "す"]
-    assert units("a-- ---自由 b") == ["a", "--", "---", "自", "由", "b"]
+@given(st.lists(st.integers(0, 2), max_size=60), st.integers(1, 4), st.integers(2, 6))
+def test_looking_for_many_repeats_first_misses_none(numbers, length, times):
+    hashes = np.array(numbers, np.uint64)
+    exact = most_repeats(hashes, length)
+    assert (most_repeats(hashes, length, times) >= times) == (exact >= times)
+    assert exact == max((in_a_row(numbers[at:], length) for at in range(len(numbers) - length + 1)), default=1)
+
+
+def in_a_row(numbers: list[int], length: int) -> int:
+    """How often the first ``length`` of them stand one after the other."""
+    times = 1
+    while len(numbers) >= (times + 1) * length and numbers[times * length : (times + 1) * length] == numbers[:length]:
+        times += 1
+    return times
+
+
+# --- words
+
+NO_SPACES = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff"
+WORD = re.compile(f"[{NO_SPACES}]|[^\\W_{NO_SPACES}]+")
+UNIT = re.compile(f"[{NO_SPACES}]|[^\\W{NO_SPACES}]+|([^\\w\\s])\\1*")
+
+
+def same_numbering(hashes, expected: list[str]) -> bool:
+    """As many, and two are equal exactly where the texts are."""
+    hashes = hashes.tolist()
+    return len(hashes) == len(expected) and len(set(zip(hashes, expected))) == len(set(hashes)) == len(set(expected))
+
+
+@example("Ab, 1c 自由です a-- ---自由 b")
+@example("x" * 70_000 + " " + "x" * 70_000 + " y" * 3)
+@given(st.one_of(st.text(), st.text("ab_-=. \n自由éÉ\u0301١\ud800", max_size=60)))
+def test_units_and_words_are_those_of_their_definition(text):
+    assert same_numbering(unit_hashes(text), [match[0] for match in UNIT.finditer(text)])
+    assert same_numbering(word_hashes(text), WORD.findall(text.lower()))
 
 
 # --- repositories

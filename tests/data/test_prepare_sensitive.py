@@ -6,6 +6,8 @@ import random
 import string
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 from prepare_helpers import library, prepared, share, some_files
 
 from headway.data.prepare.sensitive import PERSONAL, SECRETS, iban, luhn, redacted
@@ -204,3 +206,17 @@ def test_patterns_take_linear_time_on_what_could_make_them_backtrack():
     ):
         redacted(hostile, (*SECRETS, *PERSONAL))
     redacted("-----BEGIN PRIVATE KEY-----\n" * 1_000, SECRETS)
+
+
+PARTS_OF_TEXT = (
+    *("a@b.de ", "@", "x.y", "someone@host-1.example.net", "A", "DE44 5001 0517 5407 3249 31", " ", "-", ".", "é", "٣٤٥-٦٧", "1"),
+    *("4111 1111 1111 1111", "4111-1111-1111-1111", "card 4111111111111111", "212-736-5000", "(212) 736-5000", "8.8.8.8"),
+    *("123-45-6789", "10.1.2.3.4", "+49 30 1234567", "q" * 70 + "@q.com", "b." * 70 + "com"),
+)
+
+
+@example("@" + " " * 300 + "this.person@a-domain-that-goes-on.over.the-edge.org")  # of what is looked at around the first sign
+@given(st.lists(st.sampled_from(PARTS_OF_TEXT), max_size=14).map("".join))
+def test_where_nothing_can_be_found_it_is_not_looked_for_and_nothing_is_missed(text):
+    for pattern in (*PERSONAL, *SECRETS):
+        assert [m.span() for m in pattern.matches(text)] == [m.span() for m in pattern.pattern.finditer(text)], pattern.kind

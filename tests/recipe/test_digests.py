@@ -27,6 +27,8 @@ FIRST = {
     "Mup": "base_width base_layers depth_alpha attention_multiplier",
     "Model": "layers width heads kv_heads head_width ffn_width rope_base norm_epsilon qk_norm tied_embeddings init_std",
     "Source": "name kind path include field licence provenance cap_epochs",
+    "Generator": "program version recipe",
+    "Verifier": "program version what how",
     "Data": "seed held_out chunk dtype sources",
     "MixtureRule": "kind temperature size_power scores axis epochs sources",
     "RampPhase": "start batch",
@@ -49,6 +51,8 @@ FIRST = {
     "Personal": "policy kinds",
     "Quality": "least_characters least_letters most_digits longest_word mean_line most_repeated_lines",
     "Repeats": "words times",
+    "Axis": "field scale least most unknown",
+    "QualityAxes": "correctness coherence density authority parse_integrity difficulty harm",
     "Contamination": "registry words overlap shortest",
     "Duplicates": "compare",
     "NearDuplicates": "threshold words permutations seed",
@@ -117,9 +121,13 @@ duplicates = {}
 near_duplicates = {}
 lines = {}
 repositories = {}
+quality_axes = { density = {} }
 [[data.sources]]
 name = "a"
 kind = "undisclosed"
+synthetic = true
+generator = { program = "p" }
+verifier = { program = "v" }
 [[stages]]
 name = "main"
 tokens = "20k"
@@ -140,6 +148,7 @@ GIVEN = {
     "Stage": {"mixture_rule", "infill"},
     "Tokenizer": {"fim_tokens"},
 }
+GIVEN |= {"Prepare": {"quality_axes"}, "Source": {"synthetic", "generator", "verifier"}}
 PLACES = {"Source": {"path"}, "Contamination": {"registry"}}
 """Where texts lie is in no digest; what they say is in the manifest's."""
 GIVEN |= {"ModelSpec": GIVEN["Model"], "StageSpec": {"yarn", "mixture_rule", "infill"}}

@@ -117,6 +117,8 @@ def facts(manifest: Any, directory: Path) -> dict[str, Any]:
             "preparation": [dataclasses.asdict(step) for step in source.preparation],
             "licence": source.licence,
             "provenance": source.provenance,
+            "quality": source.quality,
+            "synthetic": dataclasses.asdict(source.synthetic) if source.synthetic else None,
             "registered": dataclasses.asdict(source.registered) if source.registered else None,
             "digest": source.digest,
         }

@@ -107,6 +107,7 @@ def facts(found: Any) -> dict[str, Any]:
         "tokenizer": asdict(found.manifest.tokenizer),
         "findings": found.findings(),
         "sources": [source_facts(source) for source in found.sources],
+        "synthetic_sources": {s.name: asdict(s.synthetic) for s in found.manifest.sources if s.synthetic},
         "vocabulary": {
             "entries": coverage.entries,
             "used": coverage.used,
@@ -172,6 +173,8 @@ def lines(found: Any) -> Iterator[str]:
     entry = found.manifest.tokenizer
     yield f"data       {found.directory}, digest {short(found.manifest.digest())}"
     yield f"tokenizer  {entry.vocabulary:,} entries, digest {short(entry.digest)}"
+    if made_up := [source.name for source in found.manifest.sources if source.synthetic]:
+        yield f"synthetic  {', '.join(made_up)}: headway data inventory has their generators"
     for title, part in (
         ("Fertility", fertility_lines(found)),
         ("Languages and licences", inventory_lines(found)),

@@ -28,16 +28,21 @@ class BuildProgress:
         self._show, self._clock, self._every = show, clock, every_seconds
         self._started = self._shown = self._now()
         self._sources: dict[str, dict[str, Any]] = {}
+        self._prepared: set[str] = set()
         self._total_bytes = 0
 
     def tell(self, what: str, facts: dict[str, Any]) -> None:
         if what == "documents":
             self._total_bytes += facts["bytes"]
-        if what in ("documents", "tokenizer"):
+        if what in ("prepared", "documents", "tokenizer"):
             self._started = self._shown = self._now()
         if what == "tokens":
             self._sources[facts["source"]] = facts
-        if what in ("reading", "tokens") and self._now() - self._shown >= self._every:
+        if what == "preparing":
+            self._prepared.add(facts["source"])
+        if what == "reading" and facts["source"] in self._prepared:
+            return  # what is read was prepared on its way here, which tells more
+        if what in ("preparing", "reading", "tokens") and self._now() - self._shown >= self._every:
             self._shown = self._now()
             self._show(self._tokens() if what == "tokens" else self._reading(facts), False)
         if what == "written" and self._sources:
@@ -54,7 +59,8 @@ class BuildProgress:
 
     def _reading(self, facts: dict[str, Any]) -> str:
         rate = format_bytes(facts["bytes"] / self._seconds())
-        return f"- {facts['source']}: {facts['documents']:,} documents so far, {format_bytes(facts['bytes'])}, {rate}/s"
+        kept = f"; {facts['kept']:,} kept" if "kept" in facts else ""
+        return f"- {facts['source']}: {facts['documents']:,} documents so far, {format_bytes(facts['bytes'])}, {rate}/s{kept}"
 
     def _tokens(self) -> str:
         done, kept, tokens, kept_tokens = (

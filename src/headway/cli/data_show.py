@@ -258,6 +258,7 @@ def sequence_facts(sequence: Any) -> dict[str, Any]:
         "kind": source.kind,
         "licence": source.licence,
         "provenance": source.provenance,
+        "synthetic": asdict(source.synthetic) if source.synthetic else None,
         **asdict(sequence.place),
         "reads": [asdict(part) for part in sequence.reads],
         "padding": sequence.padding,
@@ -342,6 +343,8 @@ def sequence_lines(sequence: Any, tokens: bool) -> Iterator[str]:
     yield "-" * len(head)
     yield f"licence    {one_line(source.licence) or 'not stated'}"
     yield f"provenance {one_line(source.provenance, 200) or 'not stated'}"
+    if source.synthetic:
+        yield f"synthetic  by {one_line(' '.join(filter(None, source.synthetic.generator.values())), 200)}"
     for part in sequence.reads:
         blocks = (
             f"block {part.first_block}"

@@ -37,6 +37,7 @@ DATA_VERBS: dict[str, str] = {
     "show": "headway.cli.data_show:show",
     "diff": "headway.cli.data_diff:diff",
     "audit": "headway.cli.data_audit:audit",
+    "inventory": "headway.cli.data_inventory:inventory",
     "mixture": "headway.cli.data_mixture:mixture",
     "bench": "headway.cli.data_bench:bench",
     "register": "headway.cli.data_register:register",

@@ -42,6 +42,7 @@ from headway.data.manifest import (
     DataManifest,
     Registration,
     SourceEntry,
+    Synthetic,
     TokenizerEntry,
     TokenSet,
 )
@@ -59,9 +60,11 @@ from headway.recipe.digests import recipe_content
 from headway.recipe.load import LoadedRecipe
 
 if TYPE_CHECKING:
-    from headway.recipe.schema import Recipe
+    from headway.recipe.schema import Recipe, Source
     from headway.recipe.schema import Tokenizer as TokenizerSection
 
+_LABELS = {"licence", "provenance", "cap_epochs", "synthetic", "generator", "verifier"}
+"""Keys of a source that shape no document."""
 TOKENIZER_RECEIPT = "tokenizer-receipt.json"
 _FORMAT = 1
 """Raised when the same inputs would give other bytes."""
@@ -120,7 +123,7 @@ class _Build:
         self.spools: list[SealedSpool] = []
         self.apart = Apart(recipe.data, seed=self.seed, made=self.made, spools=self.spools)
         self.reads: dict[str, AsRead] = {}  # by source, as far as their documents have been read
-        self.preparation = Preparation(recipe.data, work, self._read_source, tell)
+        self.preparation = Preparation(recipe.data, work, self._read_source, tell, settings.workers)
 
     def run(self) -> DataManifest:
         try:
@@ -196,7 +199,7 @@ class _Build:
 
         Settings of the data that shape no document are named; whatever else is set there counts.
         """
-        own = source.model_dump(mode="json", exclude={"licence", "provenance", "cap_epochs", "inventory", "held_out_at"})
+        own = source.model_dump(mode="json", exclude=_LABELS | {"inventory", "held_out_at"})
         own["held_out_by"] = self.apart.by(source)
         common = self.recipe.data.model_dump(
             mode="json", exclude={"seed", "held_out", "held_out_by", "chunk", "dtype", "sources"}
@@ -252,7 +255,11 @@ class _Build:
         """Licence, provenance and registration as they are now: they are no content and change no digest."""
         sources = tuple(
             dataclasses.replace(
-                entry, licence=source.licence, provenance=source.provenance, registered=self._registered(number, entry)
+                entry,
+                licence=source.licence,
+                provenance=source.provenance,
+                registered=self._registered(number, entry),
+                synthetic=_synthetic(source),
             )
             for number, (entry, source) in enumerate(zip(manifest.sources, self.recipe.data.sources, strict=True))
         )
@@ -286,7 +293,7 @@ class _Build:
     def _registered(self, number: int, entry: SourceEntry | None = None) -> Registration:
         """``entry``: as it was registered before, which stays where the same documents were found in the same place."""
         receipt = self.spools[number].receipt
-        now = Registration(receipt.where, receipt.snapshot, receipt.found, receipt.read_at)
+        now = Registration(receipt.where, receipt.snapshot, receipt.found, receipt.read_at, receipt.read_bytes)
         before = entry.registered if entry else None
         return before if before and dataclasses.replace(before, read_at=now.read_at) == now else now
 
@@ -410,6 +417,8 @@ class _Build:
             digest="",
             preparation=self.preparation.inventory(source.name),
             registered=self._registered(number),
+            quality=self.preparation.quality(source.name),
+            synthetic=_synthetic(source),
             held_out_rule=self.apart.rules.get(number),
             document_facts=tokens.facts,
         ).sealed()
@@ -426,6 +435,12 @@ def describe(tokenizer: Tokenizer, wanted: TokenizerSection) -> TokenizerEntry:
         reserved={token: tokenizer.controls[token] for token in wanted.reserved_tokens},
         fim=tuple(tokenizer.controls[token] for token in wanted.fim_tokens),
     )
+
+
+def _synthetic(source: Source) -> Synthetic | None:
+    if source.generator is None:
+        return None
+    return Synthetic(source.generator.model_dump(), source.verifier.model_dump() if source.verifier else {})
 
 
 def _training_texts(work: SourceWork) -> Iterator[str]:

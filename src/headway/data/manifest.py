@@ -33,7 +33,10 @@ BLOCK_BYTES = 2**20
 
 DTYPES = {"uint16": "<u2", "uint32": "<u4"}
 _SEAL = "seal"
-_NOT_CONTENT = ("licence", "provenance", "dropped", "digest", "preparation", "registered", "document_facts", "packings")
+_NOT_CONTENT = (
+    *("licence", "provenance", "dropped", "digest", "preparation", "registered", "document_facts", "packings", "quality"),
+    "synthetic",
+)
 _CONTENT_IF_THERE = ("held_out_rule",)
 """Left out at None, so that digests of earlier manifests stay."""
 
@@ -168,6 +171,15 @@ class Registration:
     snapshot: str
     found: int  # documents, those that were left out included
     read_at: str  # realtime, ISO 8601, when reading began
+    bytes: int | None = None  # UTF-8 text as read; None: written before it was counted
+
+
+@dataclass(frozen=True)
+class Synthetic:
+    """Who wrote a source that no person wrote, and who checked it: as the recipe's sections generator and verifier say it."""
+
+    generator: dict[str, str]
+    verifier: dict[str, str]  # empty: nobody
 
 
 @dataclass(frozen=True)
@@ -193,6 +205,8 @@ class SourceEntry:
     held_out_rule: HeldOutRule | None = None  # None: the first documents of the shuffled order
     document_facts: DocumentFacts | None = None  # None: written before they were kept
     packings: tuple[Packing, ...] = ()  # by sequence length, each once
+    quality: dict[str, float] = field(default_factory=dict)  # axis -> mean score over what the steps kept, by bytes, 0 to 1
+    synthetic: Synthetic | None = None  # None: written by people
 
     @property
     def training(self) -> TokenSet:

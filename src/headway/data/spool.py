@@ -60,7 +60,7 @@ class AsRead:
 
     def __init__(self, documents: Iterable[Document]):
         self._documents, self._digest = documents, hashlib.sha256()
-        self.count = 0
+        self.count = self.bytes = 0
 
     def __iter__(self) -> Iterator[Document]:
         for document in self._documents:
@@ -70,6 +70,7 @@ class AsRead:
             else:
                 data = document.text.encode("utf-8", "surrogatepass")
                 self._digest.update(len(data).to_bytes(8, "little") + data)
+                self.bytes += len(data)
             yield document
 
     @property
@@ -91,6 +92,7 @@ class Receipt:
     content: str
     dropped: dict[str, int]
     files: dict[str, str]  # xxh3_128
+    read_bytes: int | None = None  # of texts as they were read; None: an older build's
 
 
 class Spool:
@@ -166,6 +168,7 @@ class Spool:
             content=self._digest.hexdigest(),
             dropped=dict(sorted(self.dropped.items())),
             files={name: hashed.hexdigest() for name, hashed in self._hash.items()},
+            read_bytes=read.bytes,
         )
         write_json(self.directory / RECEIPT, sealed(dataclasses.asdict(receipt)))
         return SealedSpool(self.directory, receipt)

@@ -30,14 +30,15 @@ from headway.recipe.schedules import Steps, StepTokens, whole_batches
 from headway.recipe.tokenizer_checks import check_tokenizer
 
 if TYPE_CHECKING:
-    from headway.recipe.schema import Data, Objective, Optimizer, Recipe, Stage, Tokenizer
+    from headway.recipe.schema import Data, Objective, Optimizer, Recipe, Source, Stage, Tokenizer
 
 LARGEST_UINT16_VOCABULARY = 2**16
 SMALLEST_CLIP_NORM = 1e-12
 ROUNDING = 1e-9
-READ_FROM_A_PATH = ("text-tree", "code-tree", "jsonl", "parquet", "huggingface")
+READ_FROM_A_PATH = ("text-tree", "code-tree", "jsonl", "parquet", "huggingface", "patches")
 KINDS_WITH = {"revision": ("huggingface",), "repository_level": ("code-tree",), "exclude": READ_FROM_A_PATH}
 """Key of a source -> the kinds that read it."""
+AXES_WITHOUT_RULE = ("correctness", "coherence", "authority", "difficulty", "harm")
 """Shares of a mixture are floats: a source that is taken exactly as often as allowed is not refused."""
 
 
@@ -84,6 +85,18 @@ def check_data(data: Data) -> Iterator[Finding]:
                 'set apart at least one sequence of the longest stage, for example held_out = "100k"',
             ),
         )
+    axes = data.prepare.quality_axes if data.prepare else None
+    for name in AXES_WITHOUT_RULE if axes else ():
+        axis = getattr(axes, name)
+        if axis is not None and axis.field is None:
+            yield (
+                ("data", "prepare", "quality_axes", name),
+                Problem(
+                    f"the axis {name} has no field",
+                    "only density and parse_integrity can be told by a rule",
+                    'name the number that documents carry: field = "..."',
+                ),
+            )
     asked = {name for name in Prepare.model_fields if data.prepare and getattr(data.prepare, name) is not None}
     for index, source in enumerate(data.sources):
         for step in sorted(set(source.without) - asked):
@@ -95,6 +108,7 @@ def check_data(data: Data) -> Iterator[Finding]:
                     f"remove it, or add [data.prepare.{step}]",
                 ),
             )
+        yield from _check_origin(index, source)
         if source.kind in READ_FROM_A_PATH and source.path is None:
             yield (
                 ("data", "sources", index, "kind"),
@@ -110,6 +124,28 @@ def check_data(data: Data) -> Iterator[Finding]:
                     f"it is read for {', '.join(kinds)}",
                     f"remove {key}",
                 )
+
+
+def _check_origin(index: int, source: Source) -> Iterator[Finding]:
+    """What people wrote and what they did not are told apart, and nothing is synthetic without a generator."""
+    if source.synthetic and source.generator is None:
+        yield (
+            ("data", "sources", index, "synthetic"),
+            Problem(
+                f"source {source.name!r} is synthetic and names no generator",
+                "what wrote a text decides what can be learned from it, and whose terms it is under",
+                'add generator = { program = "...", version = "...", recipe = "sha256:..." }',
+            ),
+        )
+    if not source.synthetic and (source.generator or source.verifier):
+        yield (
+            ("data", "sources", index, "generator" if source.generator else "verifier"),
+            Problem(
+                f"source {source.name!r} has a generator or verifier and is not synthetic",
+                "only synthetic sources have them",
+                "set synthetic = true, or remove it",
+            ),
+        )
 
 
 def check_stage(index: int, stage: Stage) -> Iterator[Finding]:

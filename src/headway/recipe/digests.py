@@ -27,7 +27,11 @@ ADDED = {
     "Model": ADDED_TO_SPEC[ModelSpec] | {"rotary_share"},
     "Experts": ADDED_TO_SPEC[ExpertsSpec],
     "Data": frozenset({"prepare", "held_out_by", "beyond_cap"}),
-    "Source": frozenset({"inventory", "without", "exclude", "revision", "repository_level", "held_out_by", "held_out_at"}),
+    "Source": frozenset(
+        {"inventory", "without", "exclude", "revision", "repository_level", "held_out_by", "held_out_at"}
+        | {"synthetic", "generator", "verifier"}
+    ),
+    "Prepare": frozenset({"quality_axes"}),
     "Stage": frozenset({"yarn", "packing", "infill", "mixture_rule"}),
     "Rate": frozenset({"tail", "batch_rule"}),
     "Optimizer": ADDED_TO_SPEC[OptimizerSpec],

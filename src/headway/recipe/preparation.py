@@ -16,7 +16,7 @@ Handling = Literal["drop", "redact"]
 Language = Literal[
     "ar", "de", "el", "en", "es", "fr", "he", "hi", "it", "ja", "ko", "nl", "pl", "pt", "ru", "sv", "th", "tr", "uk", "zh"
 ]
-PersonalKind = Literal["email", "phone", "ip-address", "iban", "card", "social-security"]
+PersonalKind = Literal["email", "phone", "ip-address", "iban", "card", "social-security", "author"]
 StepName = Literal[
     "extensions",
     "code",
@@ -26,6 +26,7 @@ StepName = Literal[
     "quality",
     "repeats",
     "contamination",
+    "quality_axes",
     "duplicates",
     "near_duplicates",
     "lines",
@@ -73,7 +74,8 @@ class Personal(Section):
 
     policy: Handling = said("redact: replaced by a note of its kind; drop: the whole document is left out", "redact")
     kinds: Some[PersonalKind] = said(
-        "what is looked for; numbers with a check digit are checked, addresses reserved for examples are no personal data",
+        "what is looked for; numbers with a check digit are checked, addresses reserved for examples are no personal data; "
+        'author: names in "From:", "Author:", "Signed-off-by:" and such lines of patches and threads',
         ("email", "phone", "ip-address", "iban", "card", "social-security"),
     )
 
@@ -103,6 +105,36 @@ class Contamination(Section):
     words: Whole = said("length of the n-grams that are compared, in words without case and punctuation", 13, le=64)
     overlap: Share = said("share of an example's n-grams from which on a document holds it; 0: one is enough", 0.5)
     shortest: Whole = said("words of the shortest example that is looked for; shorter ones are counted in the report", 8)
+
+
+class Axis(Section):
+    """One axis of quality. A document's score on it is from 0 to 1, or unknown."""
+
+    field: str | None = said(
+        'number that documents of jsonl, parquet, patches carry, such as "scores.clarity"; true is 1, false 0; '
+        "None: the axis's own rule",
+        None,
+    )
+    scale: Annotated[float, Field(gt=0)] = said("the number that means 1; larger ones count as 1, negative ones as 0", 1.0)
+    least: Share = said("documents that score less are left out; 0: none", 0.0)
+    most: Share = said("documents that score more are left out; 1: none", 1.0)
+    unknown: Literal["keep", "drop"] = said("documents without a score", "keep")
+
+
+class QualityAxes(Section):
+    """Axes of quality, kept apart: each has scores, thresholds and counts of its own, and nothing adds them up. How scores are
+    spread among what is kept, and the mean per source, stand in the report and the manifest."""
+
+    correctness: Axis | None = said("what it says is right: given only, as whether code builds or passes its tests", None)
+    coherence: Axis | None = said("it hangs together: given only", None)
+    density: Axis | None = said("given, or what zlib leaves of the text: 1 is text that says nothing twice", None)
+    authority: Axis | None = said("who says it: given only", None)
+    parse_integrity: Axis | None = said(
+        "given, or 1 where .py, .json and .toml files parse and brackets of C, C++, Java, Go and Rust close, else 0",
+        None,
+    )
+    difficulty: Axis | None = said("what a reader must know: given only", None)
+    harm: Axis | None = said("given only; 1 is worst, so that most is its threshold", None)
 
 
 class Duplicates(Section):
@@ -148,6 +180,7 @@ class Prepare(Section):
     quality: Quality | None = said("rules of quality; None: none", None)
     repeats: Repeats | None = said("n-grams in a row; None: not looked for", None)
     contamination: Contamination | None = said("texts of evaluations; None: not looked for", None)
+    quality_axes: QualityAxes | None = said("scores by axis, each with its threshold; None: none", None)
     duplicates: Duplicates | None = said(
         "equal documents; None: the build leaves out those that are the same to the byte as one before them in the recipe", None
     )

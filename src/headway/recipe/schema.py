@@ -45,7 +45,9 @@ from headway.recipe.mixture_section import MixtureRule as MixtureRule
 from headway.recipe.preparation import Prepare, StepName
 
 Shape = Literal["constant", "linear", "cosine", "inverse_sqrt", "one_minus_sqrt"]
-SourceKind = Literal["text-tree", "code-tree", "jsonl", "parquet", "huggingface", "python-stdlib", "pydoc-topics", "undisclosed"]
+SourceKind = Literal[
+    "text-tree", "code-tree", "jsonl", "parquet", "huggingface", "patches", "python-stdlib", "pydoc-topics", "undisclosed"
+]
 HeldOutBy = Literal["order", "content", "repository", "time"]
 
 # Far above anything that trains, and low enough that every product of sizes stays exact and every plan ends at once.
@@ -262,6 +264,23 @@ class Model(Section):
 # --- data ---------------------------------------------------------------------------------------------------------------
 
 
+class Generator(Section):
+    """What wrote a synthetic source."""
+
+    program: str = said("program or model", min_length=1)
+    version: str = said("its version, commit or digest", "")
+    recipe: str = said("digest of prompts, templates and settings that it was run with", "")
+
+
+class Verifier(Section):
+    """What checked a synthetic source, and what it checked."""
+
+    program: str = said("program, model or people", min_length=1)
+    version: str = said("its version, commit or digest", "")
+    what: str = said('what was verified, such as "the code passes its tests"', "")
+    how: str = said("how, and on which share", "")
+
+
 class Source(Section):
     """A collection of documents."""
 
@@ -269,6 +288,7 @@ class Source(Section):
     kind: SourceKind = said(
         "text-tree: files under path; code-tree: source code under path, nothing vendored or generated; jsonl: a document "
         "a line, also .gz and .zst; parquet: a document a row; huggingface: JSONL and Parquet of a data set of the hub; "
+        "patches: a patch of .patch, .diff and .mbox files, or a thread with its events a line of .jsonl; "
         "python-stdlib, pydoc-topics: part of Python; "
         "undisclosed: text that this file does not name, to be planned and not built"
     )
@@ -292,6 +312,9 @@ class Source(Section):
     inventory: Tokens | None = said(
         "unique tokens that there are, as declared, for plans before the data is built; None: not known", None
     )
+    synthetic: bool = said("written by a program or model; it then names its generator", False)
+    generator: Generator | None = said("who wrote it; None: people", None)
+    verifier: Verifier | None = said("who checked what was generated; None: nobody", None)
     without: Listed[StepName] = said("steps of data.prepare that this source does without", ())
     held_out_by: HeldOutBy | None = said("how its held-out documents are chosen; None: as data.held_out_by", None)
     held_out_at: str | None = said(

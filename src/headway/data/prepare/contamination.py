@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from headway.data.prepare.steps import Piece, Step, Verdict
-from headway.data.prepare.words import hashes_of, ngrams, words
+from headway.data.prepare.words import ngrams, word_hashes
 from headway.data.registry import load_registry, read_examples
 
 
@@ -54,7 +54,7 @@ class Contamination(Step):
         by_length: dict[int, list[tuple[np.ndarray, int]]] = {}
         for evaluation in self.registry.sets:
             for example in read_examples(path, evaluation):
-                hashes = hashes_of(words(f"{example.text}\n{example.answer}"))
+                hashes = word_hashes(f"{example.text}\n{example.answer}")
                 if len(hashes) < self.settings["shortest"]:
                     self.too_short[evaluation.name] += 1
                     continue
@@ -66,16 +66,18 @@ class Contamination(Step):
         return [_index(length, entries) for length, entries in sorted(by_length.items())]
 
     def check(self, piece: Piece) -> Verdict:
-        hashes = hashes_of(words(piece.text))
+        hashes = word_hashes(piece.text)
         self.operations["n-grams looked up"] += len(hashes) * len(self._indexes)
         for index in self._indexes:
             for example, count in sorted(index.found_in(hashes).items(), key=lambda item: (-item[1], item[0])):
                 share = count / self._sizes[example]
                 if share >= self.settings["overlap"]:
                     name, identity = self._names[example]
-                    self.removed[name] += 1
-                    return Verdict(piece.text, "contamination", f"{share:.2f} of {name}: {identity}")
+                    return Verdict(piece.text, "contamination", f"{share:.2f} of {name}: {identity}", {name: 1})
         return Verdict(piece.text)
+
+    def left_out(self, verdict: Verdict) -> None:
+        self.removed.update(verdict.found)
 
     def identity(self) -> dict[str, Any]:
         return super().identity() | {"registry": self.registry.digest()}

@@ -13,32 +13,47 @@ from __future__ import annotations
 
 import hashlib
 import re
+from pathlib import Path
 
 import numpy as np
 import xxhash
 
-from headway.data.prepare.keys import ABSENT, KeyTable
-from headway.data.prepare.steps import Piece, Step, Verdict
+from headway.data.prepare.keys import KeyTable, Names
+from headway.data.prepare.steps import Comparing, Measured, Piece, Verdict
+from headway.data.seen import DigestTable
 
 
-class Duplicates(Step):
-    """Remembers a digest of 16 bytes per kept document, about 250 bytes with their entry in the dict."""
+class Duplicates(Comparing):
+    """Remembers 22 bytes per kept document in a hash table, 37 to 73 with its free slots, and the document's name: in files."""
 
     name = "duplicates"
 
-    def __init__(self, settings):
+    def __init__(self, settings, directory: Path | None = None):
         super().__init__(settings)
-        self._kept: dict[bytes, tuple[str, str]] = {}  # digest -> source, origin: strings that exist anyway
+        self._kept = DigestTable(directory and directory / "kept-digests")
+        self._names = Names(directory)
+
+    def measure(self, piece: Piece) -> Measured:
+        return (np.frombuffer(text_digest(piece.text, self.settings["compare"]), np.uint8),)
 
     def check(self, piece: Piece) -> Verdict:
-        holder = self._kept.get(text_digest(piece.text, self.settings["compare"]))
+        holder = self._kept.get(self._digest(piece))
         if holder is None:
             return Verdict(piece.text)
-        source, origin = holder
+        source, origin = self._names[holder]
         return Verdict(piece.text, "duplicate" if source == piece.source else "duplicate_elsewhere", f"{source}: {origin}")
 
     def keep(self, piece: Piece) -> None:
-        self._kept[text_digest(piece.text, self.settings["compare"])] = (piece.source, piece.origin)
+        self._kept.put(self._digest(piece), len(self._names))
+        self._names.append(piece.source, piece.origin)
+
+    def _digest(self, piece: Piece) -> bytes:
+        (digest,) = self.measured(piece)
+        return digest.tobytes()
+
+    def close(self) -> None:
+        self._kept.close()
+        self._names.close()
 
 
 def text_digest(text: str, compare: str) -> bytes:
@@ -56,23 +71,30 @@ _CONVENTION = re.compile(
 _COMMENT = re.compile(r"\s*(?:#|//|/\*|\*|--|;|%|<!--|\"\"\"|'''|$)")
 
 
-class Lines(Step):
-    """The table holds the number of kept documents per line."""
+class Lines(Comparing):
+    """The table holds the number of kept documents per line: 32 to 64 bytes per different line, in a file."""
 
     name = "lines"
 
-    def __init__(self, settings):
+    def __init__(self, settings, directory: Path | None = None):
         super().__init__(settings)
-        self._documents = KeyTable("lines of kept documents")
+        self._documents = KeyTable("lines of kept documents", directory)
 
-    def check(self, piece: Piece) -> Verdict:
+    def measure(self, piece: Piece) -> Measured:
         lines = piece.text.split("\n")
         counted = long_lines(lines, self.settings["shortest"])
-        full = self._documents.get(line_keys(lines, counted)) >= self.settings["copies"]
+        keys = line_keys(lines, counted)
+        return np.array(counted, np.int64), keys, np.unique(keys)  # documents are counted, not lines
+
+    def check(self, piece: Piece) -> Verdict:
+        counted, keys, _ = self.measured(piece)
+        full = self._documents.get(keys) >= self.settings["copies"]
         self.operations["lines looked up"] += len(counted)
-        removed = {counted[int(at)] for at in np.flatnonzero(full)}
-        if self.settings["keep_conventions"] and removed:
-            removed -= conventional(lines)
+        if not full.any():
+            return Verdict(piece.text)
+        lines, removed = piece.text.split("\n"), set(counted[full].tolist())
+        if self.settings["keep_conventions"]:
+            removed -= conventional(lines, removed)
         if not removed:
             return Verdict(piece.text)
         text = "\n".join(line for number, line in enumerate(lines) if number not in removed)
@@ -81,10 +103,7 @@ class Lines(Step):
         return Verdict(text, found={"lines removed": len(removed)})
 
     def keep(self, piece: Piece) -> None:
-        lines = piece.text.split("\n")
-        keys = np.unique(line_keys(lines, long_lines(lines, self.settings["shortest"])))  # documents are counted, not lines
-        before = self._documents.get(keys)
-        self._documents.put(keys, np.where(before == ABSENT, 1, before + 1))
+        self._documents.count(self.measured(piece)[2])
 
 
 def long_lines(lines: list[str], shortest: int) -> list[int]:
@@ -92,10 +111,10 @@ def long_lines(lines: list[str], shortest: int) -> list[int]:
     return [number for number, line in enumerate(lines) if len(line) >= shortest and len(line.strip()) >= shortest]
 
 
-def conventional(lines: list[str]) -> set[int]:
+def conventional(lines: list[str], among: set[int]) -> set[int]:
     """Numbers of the lines that are repeated by convention."""
     head = next((number for number, line in enumerate(lines) if not _COMMENT.match(line)), len(lines))
-    return {number for number, line in enumerate(lines) if number < head or _CONVENTION.match(line)}
+    return {number for number in among if number < head or _CONVENTION.match(lines[number])}
 
 
 def line_keys(lines: list[str], numbers: list[int]) -> np.ndarray:

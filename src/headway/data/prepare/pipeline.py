@@ -1,8 +1,11 @@
-"""The steps in their order, and a source's documents on their way through them.
+"""A source's documents on their way through the steps.
 
-A document passes all steps; where one changed it, it passes again those up to the last that did, and all of them where one of
-these changed it once more, until none changes it. Then it is kept, and every step is told so. Documents without text, and empty
-ones, are the spool's business and go by untouched.
+    documents -> [steps that look at one document alone, until none changes it any more]   any process
+              -> [steps that compare it with what was kept]                                this one, in order
+              -> kept: every step is told so, and the next document is compared with it too
+
+Where a step that compares changed a document, it passes all steps again. Documents without text, and empty ones, are the spool's
+business and go by untouched. The result is the same to the bit whatever the number of processes.
 """
 
 from __future__ import annotations
@@ -10,74 +13,62 @@ from __future__ import annotations
 import dataclasses
 import json
 import tempfile
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from headway.base.digests import sealed
-from headway.base.files import write_json
+from headway.base.files import make_directory, write_json
 from headway.data.manifest import REPORT_FILE, PreparationStep
-from headway.data.prepare.code import Code, joined
-from headway.data.prepare.contamination import Contamination
-from headway.data.prepare.duplicates import Duplicates, Lines
-from headway.data.prepare.near_duplicates import NearDuplicates
-from headway.data.prepare.normalisation import Normalisation
-from headway.data.prepare.quality import Quality, Repeats
+from headway.data.pool import Pool, usable_cores
+from headway.data.prepare.axes import QualityAxes
+from headway.data.prepare.batches import Batch, read_settled, write_pieces
+from headway.data.prepare.code import joined
+from headway.data.prepare.order import settings_of, steps_of
 from headway.data.prepare.record import SourceRecord
-from headway.data.prepare.selection import Extensions, Languages
-from headway.data.prepare.sensitive import Personal, Secrets
+from headway.data.prepare.settle import MOST_PASSES, Event, Settled, checked, parted, settled, size_of, unstable
 from headway.data.prepare.steps import Piece, Step, Verdict
 from headway.data.sources import Document
+from headway.data.spool import remove
 
 if TYPE_CHECKING:
     from headway.recipe.preparation import Prepare
     from headway.recipe.schema import Data, Source
 
-MOST_PASSES = 12
-"""Of one document: every change takes something away, so two or three are usual. One that needs more is left out."""
-
 REPOSITORIES = ("repositories", 2)
-_ORDER: tuple[tuple[str, type[Step]], ...] = (
-    ("text", Normalisation),
-    ("extensions", Extensions),
-    ("code", Code),
-    ("languages", Languages),
-    ("secrets", Secrets),
-    ("personal", Personal),
-    ("quality", Quality),
-    ("repeats", Repeats),
-    ("contamination", Contamination),
-    ("duplicates", Duplicates),
-    ("near_duplicates", NearDuplicates),
-    ("lines", Lines),
-)
-"""Cheap before dear, what looks at one document before what compares. Lines last: they are counted over what is really kept."""
+LITTLE_TEXT_BYTES = 24 * 2**20
+"""Starting processes takes a second: so much text is prepared here before there are any."""
+_BATCH_BYTES, _BATCH_DOCUMENTS = 2**20, 512
+_TELL_EVERY_BYTES = 4 * 2**20
 
 
 def make_steps(settings: Prepare, directory: Path) -> list[Step]:
     """The steps that ``settings`` asks for, in their order; temporary files lie in ``directory``."""
-    steps = []
-    for name, step in _ORDER:
-        section = getattr(settings, name)
-        if section is not None:
-            plain = section.model_dump(mode="json")
-            steps.append(NearDuplicates(plain, directory) if step is NearDuplicates else step(plain))
-    return steps
+    return steps_of(settings_of(settings), directory)
 
 
 class Preparation:
     """All sources of one build. Where the recipe has no [data.prepare], documents pass as they are and nothing is recorded."""
 
     def __init__(
-        self, data: Data, directory: Path, read: Callable[[Source], Iterable[Document]], tell: Callable[[str, dict], None]
+        self,
+        data: Data,
+        directory: Path,
+        read: Callable[[Source], Iterable[Document]],
+        tell: Callable[[str, dict], None],
+        workers: int | None = None,
     ):
-        """``read``: the documents of a source as they are found."""
+        """``read``: the documents of a source as they are found. ``workers``: processes, 1: this one, None: by the text."""
         self._data, self._directory, self._read, self._tell = data, directory, read, tell
         self._settings = data.prepare
         self._steps = make_steps(data.prepare, directory) if data.prepare else []
+        self._axes = next((step for step in self._steps if isinstance(step, QualityAxes)), None)
+        self._fields = self._axes.fields if self._axes else ()
         self._waiting = sorted(data.sources, key=lambda source: source.name)
         self._records: dict[str, SourceRecord] = {}
         self._stored: dict[str, TextIO] = {}
+        self._elsewhere = _Elsewhere(data.prepare, directory / "batches", workers) if data.prepare else None
 
     def documents(self, source: Source) -> Iterator[Document]:
         """Those of ``source``, prepared. Sources are prepared in the order of their names; those before it wait in a file."""
@@ -111,6 +102,10 @@ class Preparation:
         """Documents and bytes of a source before and after each step: none where nothing is prepared."""
         return self._records[name].inventory() if self._settings is not None else ()
 
+    def quality(self, name: str) -> dict[str, float]:
+        """Axis -> mean score of a source over what the steps kept, by bytes; an axis that nothing is known of is not there."""
+        return self._axes.means(name) if self._axes else {}
+
     def save_report(self, directory: Path) -> None:
         """``REPORT_FILE`` beside the manifest: settings, counts and examples, no text of documents and no time."""
         if self._settings is None:
@@ -126,6 +121,8 @@ class Preparation:
             step.close()
         for file in self._stored.values():
             file.close()
+        if self._elsewhere is not None:
+            self._elsewhere.close()
 
     def _prepared(self, source: Source) -> Iterator[Document]:
         assert self._settings is not None
@@ -142,46 +139,161 @@ class Preparation:
             yield from left_out
             left_out.clear()
         yield from left_out
+        if self._elsewhere is not None and len(self._records) == len(self._data.sources):
+            self._elsewhere.close()  # their memory and cores are wanted by those that tokenise
         self._tell("prepared", {"source": source.name} | record.summary())
 
     def _kept(self, source: Source, steps: Sequence[Step], record: SourceRecord, left_out: list[Document]) -> Iterator[Piece]:
         """What goes on; what does not is put into ``left_out`` with its reason."""
-        for document in self._read(source):
-            if not _has_text(document):
+        told = kept = 0
+        for document, found in self._settled(source):
+            if found is None:
                 left_out.append(document)
                 continue
             assert document.text is not None
-            record.read(_bytes(document.text))
-            piece, verdict = pass_through(Piece(document.text, document.origin, source.name, document.facts), steps, record)
+            record.read(size_of(document.text))
+            piece, verdict = pass_through(self._piece(document, source), steps, record, found)
             if verdict.dropped:
                 left_out.append(Document(None, document.origin, verdict.dropped, document.facts))
             else:
                 for step in steps:
                     step.keep(piece)
+                kept += 1
                 yield piece
+            if record.bytes >= told + _TELL_EVERY_BYTES:
+                told = record.bytes
+                self._tell(
+                    "preparing", {"source": source.name, "documents": record.documents, "bytes": record.bytes, "kept": kept}
+                )
+
+    def _piece(self, document: Document, source: Source) -> Piece:
+        numbers = {name: document.numbers[name] for name in self._fields if name in document.numbers}
+        return Piece(document.text or "", document.origin, source.name, document.facts, numbers)
+
+    def _settled(self, source: Source) -> Iterator[tuple[Document, Settled | None]]:
+        """Every document of ``source`` in order, with what the steps that look at it alone made of it; None: it has no text."""
+        assert self._elsewhere is not None
+        batch: deque[tuple[Document, Piece | None]] = deque()
+
+        def pieces() -> Iterator[Piece]:
+            for document in self._read(source):
+                has_text = _has_text(document)
+                piece = self._piece(document, source) if has_text else None
+                batch.append((document, piece))
+                if piece is not None:
+                    yield piece
+
+        looking, _ = parted([step for step in self._steps if step.name not in source.without])
+        for found in self._elsewhere.settled(pieces(), looking, tuple(source.without)):
+            while batch[0][1] is None:
+                yield batch.popleft()[0], None
+            yield batch.popleft()[0], found
+        while batch:
+            yield batch.popleft()[0], None
 
 
-def pass_through(piece: Piece, steps: Sequence[Step], record: SourceRecord) -> tuple[Piece, Verdict]:
-    """``piece`` as the steps leave it, and the last verdict; ``record`` is of these steps."""
-    end, verdict = len(steps), Verdict(piece.text)
-    for _ in range(MOST_PASSES):
-        last_change = 0
-        for number in range(end):
-            verdict = steps[number].check(piece)
-            if not verdict.text.strip() and not verdict.dropped:
-                verdict = Verdict(piece.text, "empty", "of what the step left")
+class _Elsewhere:
+    """Pieces through the first steps, in order: in this process while the text is little, then in several."""
+
+    def __init__(self, prepare: Prepare, directory: Path, workers: int | None):
+        self._prepare, self._directory = prepare, directory
+        self._workers = workers or usable_cores()
+        self._little = 0 if workers else LITTLE_TEXT_BYTES
+        self._pool: Pool | None = None
+        self._batches = 0
+
+    def settled(self, pieces: Iterator[Piece], looking: Sequence[Step], without: tuple[str, ...]) -> Iterator[Settled]:
+        while self._workers == 1 or self._little > 0:
+            piece = next(pieces, None)
+            if piece is None:
+                return
+            self._little -= len(piece.text)
+            yield settled(piece, looking)
+        yield from self._by_others(pieces, without)
+
+    def _by_others(self, pieces: Iterator[Piece], without: tuple[str, ...]) -> Iterator[Settled]:
+        sent: deque[list[Piece]] = deque()
+
+        def tasks() -> Iterator[Batch]:
+            for batch in _batches(pieces):
+                stem = self._directory / f"{self._batches:08d}"
+                write_pieces(stem, batch)
+                self._batches += 1
+                sent.append(batch)
+                yield Batch(str(stem), without)
+
+        for done in self._processes().run(tasks(), most=4 * self._workers):
+            yield from read_settled(Path(done.stem), sent.popleft())
+
+    def _processes(self) -> Pool:
+        if self._pool is None:
+            remove(self._directory)
+            make_directory(self._directory, "directory for documents on their way")
+            setup = {"steps": settings_of(self._prepare)}
+            self._pool = Pool("headway.data.prepare.worker", setup, self._workers, "prepares")
+        return self._pool
+
+    def close(self) -> None:
+        if self._pool is not None:
+            self._pool.close()
+            self._pool = None
+            remove(self._directory)
+
+
+def _batches(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
+    batch: list[Piece] = []
+    size = 0
+    for piece in pieces:
+        batch.append(piece)
+        size += len(piece.text)
+        if size >= _BATCH_BYTES or len(batch) == _BATCH_DOCUMENTS:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
+
+
+def pass_through(
+    piece: Piece, steps: Sequence[Step], record: SourceRecord, found: Settled | None = None
+) -> tuple[Piece, Verdict]:
+    """``piece`` as the steps leave it, and the last verdict. ``record`` is of these steps.
+
+    ``found``: what the first of them made of it elsewhere.
+    """
+    looking, comparing = parted(steps)
+    passes = 0
+    while True:
+        found = found or settled(piece, looking, MOST_PASSES - passes)
+        for event in found.events:
+            _note(event, steps, record, piece)
+        piece, passes = found.piece, passes + found.passes
+        if found.dropped:
+            return piece, dataclasses.replace(found.events[-1].verdict, text=piece.text)
+        for step, measured in zip(comparing, found.measured):
+            step.take(piece, measured)
+        settled_text, last_change = piece.text, 0
+        for number, step in enumerate(comparing, len(looking)):
+            verdict = checked(step, piece)
+            if verdict.dropped or verdict.text != piece.text:
+                _note(Event(number, verdict, size_of(piece.text), size_of(verdict.text)), steps, record, piece)
             if verdict.dropped:
-                record.steps[number].drop(verdict, piece.origin, _bytes(piece.text))
                 return piece, verdict
             if verdict.text != piece.text:
-                record.steps[number].change(verdict, _bytes(piece.text), _bytes(verdict.text))
-                piece, last_change = dataclasses.replace(piece, text=verdict.text), number + 1
-        if not last_change:
-            return piece, verdict
-        end = last_change if end == len(steps) else len(steps)  # those behind have not seen what a shorter pass changed
-    verdict = Verdict(piece.text, "unstable", f"still changing after {MOST_PASSES} passes")
-    record.steps[end - 1].drop(verdict, piece.origin, _bytes(piece.text))
-    return piece, verdict
+                piece, last_change = dataclasses.replace(piece, text=verdict.text), number
+        if piece.text == settled_text:
+            return piece, Verdict(piece.text)
+        found = None
+        if passes >= MOST_PASSES:
+            _note(Event(last_change, unstable(piece), size_of(piece.text), 0), steps, record, piece)
+            return piece, unstable(piece)
+
+
+def _note(event: Event, steps: Sequence[Step], record: SourceRecord, piece: Piece) -> None:
+    if event.verdict.dropped:
+        record.steps[event.step].drop(event.verdict, piece.origin, event.before)
+        steps[event.step].left_out(event.verdict)
+    else:
+        record.steps[event.step].change(event.verdict, event.before, event.after)
 
 
 def _joined(kept: Iterator[Piece], record: SourceRecord, depth: int, most: int) -> Iterator[Piece]:
@@ -189,11 +301,11 @@ def _joined(kept: Iterator[Piece], record: SourceRecord, depth: int, most: int) 
 
     def measured() -> Iterator[Piece]:
         for piece in kept:
-            own.changed_bytes -= _bytes(piece.text)
+            own.changed_bytes -= size_of(piece.text)
             yield piece
 
     for piece, files in joined(measured(), depth=depth, most=most):
-        own.changed_bytes += _bytes(piece.text)
+        own.changed_bytes += size_of(piece.text)
         own.joined += files - 1
         yield piece
 
@@ -207,10 +319,6 @@ def _source_report(record: SourceRecord) -> dict[str, Any]:
 
 
 # --- documents
-
-
-def _bytes(text: str) -> int:
-    return len(text.encode())
 
 
 def _has_text(document: Document) -> bool:

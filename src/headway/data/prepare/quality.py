@@ -14,6 +14,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from headway.data.prepare.characters import DIGIT, LETTER, SPACE, count, traits
 from headway.data.prepare.steps import Piece, Step, Verdict
 from headway.data.prepare.words import unit_hashes
 
@@ -40,16 +41,16 @@ def broken_rules(
     stripped = text.strip()
     if len(stripped) < least_characters:
         yield "short", f"{len(stripped)} characters"
-    words = stripped.split()
-    visible = sum(map(len, words))
-    digits = sum(map(str.isdigit, stripped))
+    flags = traits(text)  # of what was not stripped: white space at the ends counts as nothing
+    visible = len(flags) - count(flags, SPACE)
+    digits = count(flags, DIGIT)
     if most_digits < 1 and digits > most_digits * visible:
         yield "digits", f"{digits / visible:.2f} digits"
-    letters = sum(map(str.isalpha, stripped))
+    letters = count(flags, LETTER)
     if letters < least_letters * visible:
         yield "few_letters", f"{letters / visible:.2f} letters"
-    longest = max(map(len, words), default=0)
-    if longest_word and longest > longest_word:
+    longest = longest_run(flags) if longest_word else 0
+    if longest > longest_word:
         yield "long_word", f"a word of {longest:,} characters"
     lines = [line.strip() for line in stripped.split("\n")]
     mean = len(stripped) / len(lines)
@@ -58,6 +59,12 @@ def broken_rules(
     repeated = repeated_share(lines)
     if most_repeated_lines < 1 and repeated > most_repeated_lines:
         yield "repeated_lines", f"{repeated:.2f} repeated"
+
+
+def longest_run(flags: np.ndarray) -> int:
+    """Characters without white space between them, at most."""
+    spaces = np.flatnonzero(flags & SPACE)
+    return int(np.diff(spaces, prepend=-1, append=len(flags)).max()) - 1
 
 
 def repeated_share(lines: list[str]) -> float:
@@ -73,15 +80,20 @@ class Repeats(Step):
         hashes = unit_hashes(piece.text)
         self.operations["units compared"] += len(hashes) * self.settings["words"]
         for length in range(1, self.settings["words"] + 1):
-            times = most_repeats(hashes, length)
+            times = most_repeats(hashes, length, self.settings["times"])
             if times >= self.settings["times"]:
                 return Verdict(piece.text, "repeated_ngram", f"{times:,} times {length} words")
         return Verdict(piece.text)
 
 
-def most_repeats(hashes: np.ndarray, length: int) -> int:
-    """How often an n-gram of ``length`` units stands in a row, at most: 1 where none is repeated."""
+def most_repeats(hashes: np.ndarray, length: int, times: int = 2) -> int:
+    """How often an n-gram of ``length`` units stands in a row, at most; where that is less than ``times``, 1 may be said too."""
     if len(hashes) <= length:
+        return 1
+    # Where an n-gram stands ``times`` times in a row, so many units are equal to those ``length`` before them: some of every
+    # such stretch are looked at first, since hardly any text has one.
+    stretch = (times - 1) * length
+    if not (hashes[length + stretch - 1 :: stretch] == hashes[stretch - 1 : len(hashes) - length : stretch]).any():
         return 1
     differ = np.flatnonzero(hashes[length:] != hashes[:-length])
     bounds = np.concatenate(([-1], differ, [len(hashes) - length]))

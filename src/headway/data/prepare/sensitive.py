@@ -10,9 +10,11 @@ import ipaddress
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 
+from headway.data.prepare.characters import FOREIGN_DECIMAL, count, traits
 from headway.data.prepare.steps import Piece, Step, Verdict
 
 _BEFORE_CHARACTERS = 60
@@ -23,8 +25,10 @@ _BEFORE_CHARACTERS = 60
 class Pattern:
     """``pattern`` finds, ``proof`` confirms; the group ``value``, or else all that was found, is replaced.
 
-    ``needles``: one of them is in every match, and is looked for first, since few texts have any. ``before`` must match
-    up to where a match begins.
+    ``needles``: one of them is in every match, and is looked for first, since few texts have any. ``shapes``: one of them is in
+    the shape of every match (see ``shape_of``). ``around``: every match holds this sign, so many characters behind its begin and
+    before its end at most. ``part`` is found in every text with a match, and fast, since it begins with certain letters.
+    ``words``: one of them is there, in small letters. ``before`` must match up to where a match begins.
     """
 
     kind: str
@@ -32,6 +36,32 @@ class Pattern:
     proof: Callable[[str], bool] = lambda value: True
     needles: tuple[str, ...] = ("",)
     before: re.Pattern[str] | None = None
+    shapes: tuple[bytes, ...] = ()
+    around: tuple[str, int, int] | None = None
+    part: re.Pattern[str] | None = None
+    words: tuple[str, ...] = ()
+
+    def matches(self, text: str) -> Iterator[re.Match[str]]:
+        """As ``pattern.finditer`` finds them, without looking where there can be none."""
+        if not any(needle in text for needle in self.needles):
+            return
+        if self.shapes and (shape := shape_of(text)) is not None and not any(part in shape for part in self.shapes):
+            return
+        if self.part is not None and not self.part.search(text):
+            return
+        if self.words and not any(word in _lowered(text) for word in self.words):
+            return
+        if self.around is None:
+            yield from self.pattern.finditer(text)
+            return
+        sign, behind, ahead = self.around
+        end, at = 0, text.find(sign)
+        while at >= 0:
+            match = self.pattern.search(text, max(end, at - behind), at + ahead)
+            if match and match.start() <= at < match.end():  # one that holds a later sign may be cut off
+                yield match
+                end = match.end()
+            at = text.find(sign, max(at + 1, end))
 
     def value_span(self, match: re.Match[str]) -> tuple[int, int]:
         return match.span("value" if "value" in self.pattern.groupindex else 0)
@@ -40,6 +70,27 @@ class Pattern:
         start, stop = self.value_span(match)
         head = text[max(0, match.start() - _BEFORE_CHARACTERS) : match.start()]
         return (self.before is None or bool(self.before.search(head))) and self.proof(text[start:stop])
+
+
+# --- where to look
+
+_SHAPE = bytes(
+    ord("0") if 48 <= byte < 58 else ord("A") if 65 <= byte < 91 else ord("-") if chr(byte) in "-. " else byte
+    for byte in range(256)
+)
+
+
+@lru_cache(maxsize=1)
+def shape_of(text: str) -> bytes | None:
+    """``text`` with 0 for digits, A for capitals, - for what stands between digits; None where digits are of other scripts."""
+    if not text.isascii() and count(traits(text), FOREIGN_DECIMAL):
+        return None
+    return text.encode("utf-8", "surrogatepass").translate(_SHAPE)
+
+
+@lru_cache(maxsize=1)
+def _lowered(text: str) -> str:
+    return text.casefold()  # as the letters that patterns take for each other
 
 
 # --- proofs
@@ -149,6 +200,7 @@ SECRETS = (
         ),
         lambda value: value.lower() not in ("password", "passwd", "secret"),
         needles=("://",),
+        part=re.compile(r"://[^\s/:@]{1,64}:[^\s/:@]{6,64}@"),
     ),
     Pattern(
         "assigned secret",
@@ -158,10 +210,21 @@ SECRETS = (
             r"(?i)(?:passw(?:or)?d|secret|api_?-?key|access_?-?key|auth_?-?token|private_?-?key|client_?-?secret)"
             r"[\w-]{0,20}[\"']?\s{0,4}$"
         ),
+        words=("passw", "secret", "key", "token"),
     ),
 )
 
 PERSONAL = (
+    Pattern(
+        "author",
+        re.compile(
+            r"^(?:From|Author|Committer|To|Cc|Reported-by|Suggested-by|Signed-off-by|Co-authored-by|Co-developed-by|Acked-by"
+            r"|Reviewed-by|Tested-by|Forwarded-by):[ \t]*(?P<value>[^\s<>@\[\]\"][^<>@\n\[\]]*[^\s<>@\[\]\"])(?=[ \t\"]*(?:<|$))",
+            re.MULTILINE,
+        ),
+        lambda value: any(map(str.isalpha, value)) and "://" not in value,
+        ("From:", "Author:", "Committer:", "To:", "Cc:", "-by:"),
+    ),
     Pattern(
         "email",
         re.compile(
@@ -170,18 +233,34 @@ PERSONAL = (
         ),
         email,
         ("@",),
+        around=("@", 64, 337),
     ),
     Pattern(
-        "iban", re.compile(r"[A-Z](?<![A-Za-z0-9][A-Z])[A-Z]\d{2}(?: ?[A-Z0-9]{4}){2,7}(?: ?[A-Z0-9]{1,3})?(?![A-Za-z0-9])"), iban
+        "iban",
+        re.compile(r"[A-Z](?<![A-Za-z0-9][A-Z])[A-Z]\d{2}(?: ?[A-Z0-9]{4}){2,7}(?: ?[A-Z0-9]{1,3})?(?![A-Za-z0-9])"),
+        iban,
+        shapes=(b"AA00",),
     ),
-    Pattern("card", re.compile(r"\d(?<![\w.+/-]\d)\d{3}([ -])(?:\d{4}\1\d{4}\1\d{4}|\d{6}\1\d{5})(?![\w.+/-])"), luhn),
+    Pattern(
+        "card",
+        re.compile(r"\d(?<![\w.+/-]\d)\d{3}([ -])(?:\d{4}\1\d{4}\1\d{4}|\d{6}\1\d{5})(?![\w.+/-])"),
+        luhn,
+        shapes=(b"0000-0000-0000-0000", b"0000-000000-00000"),
+    ),
     Pattern(
         "card",
         re.compile(r"[3-6](?<![\w.+/-]\d)\d{14,15}(?![\w.+/-])"),
         luhn,  # one long number of ten passes: it takes a word before it to be a card's
         before=re.compile(r"(?i)(?<![a-z])(?:(?:credit|debit|master)? ?card|visa|amex|american express|maestro)(?![a-z])[^\n]*$"),
+        shapes=(b"0" * 15,),
     ),
-    Pattern("social-security", re.compile(r"\d(?<![\w.-]\d)\d{2}-\d{2}-\d{4}(?![\w-])"), social_security, ("-",)),
+    Pattern(
+        "social-security",
+        re.compile(r"\d(?<![\w.-]\d)\d{2}-\d{2}-\d{4}(?![\w-])"),
+        social_security,
+        ("-",),
+        shapes=(b"000-00-0000",),
+    ),
     Pattern(
         "phone",
         re.compile(r"\+(?<![\w.+*/-]\+)[1-9]\d{0,2}[ .-]?(?:\(0?\d{1,4}\)[ .-]?)?\d{2,4}(?:[ .-]?\d{2,4}){2,4}(?![\w*+-]|\.\d)"),
@@ -195,8 +274,15 @@ PERSONAL = (
             r"|(?<=[2-9])\d{2}[-.])[2-9]\d{2}[-.]\d{4}(?![\w*+-]|\.\d)"
         ),
         phone,
+        shapes=(b"000-0000",),
     ),
-    Pattern("ip-address", re.compile(r"\d(?<![\w.-]\d)\d{0,2}(?:\.\d{1,3}){3}(?![\w-]|\.\d)"), public_address, (".",)),
+    Pattern(
+        "ip-address",
+        re.compile(r"\d(?<![\w.-]\d)\d{0,2}(?:\.\d{1,3}){3}(?![\w-]|\.\d)"),
+        public_address,
+        (".",),
+        shapes=tuple(b"0-%b-%b-0" % (b"0" * second, b"0" * third) for second in (1, 2, 3) for third in (1, 2, 3)),
+    ),
 )
 """In this order: what one has replaced, the next does not see. Patterns begin with a character and then look behind it, since
 the search for one character of a set is fast."""
@@ -206,10 +292,8 @@ def redacted(text: str, patterns: Iterable[Pattern]) -> tuple[str, Counter[str]]
     """``text`` with a note in place of what was found, and how much of each kind that was."""
     found: Counter[str] = Counter()
     for pattern in patterns:
-        if not any(needle in text for needle in pattern.needles):
-            continue
         parts, end = [], 0
-        for match in pattern.pattern.finditer(text):
+        for match in pattern.matches(text):
             start, stop = pattern.value_span(match)
             if pattern.confirms(text, match):
                 parts += [text[end:start], f"[{pattern.kind} removed]"]

@@ -7,6 +7,7 @@
     jsonl           one document per line, text in ``field``; .gz and .zst are read as they are
     parquet         one document per row, text in the column ``field``
     huggingface     the JSONL and Parquet files of a data set of the Hugging Face hub
+    patches         one document per patch, or per thread of an issue
     undisclosed     text that nobody has named: it can be planned with, and is refused here
 
 ``path`` of text-tree, jsonl and parquet may be a URL that fsspec reads. The order is the same on every machine: by relative
@@ -26,6 +27,7 @@ from headway.data.sources.document import FACTS, Document, Documents, SourceReci
 from headway.data.sources.huggingface import open_dataset
 from headway.data.sources.jsonl import open_jsonl
 from headway.data.sources.parquet import open_parquet
+from headway.data.sources.patches import open_patches
 from headway.data.sources.places import Opened
 from headway.data.sources.python_library import open_library, open_topics
 from headway.data.sources.text_tree import open_text_tree
@@ -59,6 +61,7 @@ KINDS: dict[str, Callable[[Any], Opened]] = {
     "jsonl": open_jsonl,
     "parquet": open_parquet,
     "huggingface": open_dataset,
+    "patches": open_patches,
     UNDISCLOSED: _open_undisclosed,
 }
 

@@ -41,20 +41,23 @@ class SourceRecipe(Protocol):
 class Document:
     """``text`` None: left out, for the reason in ``dropped``. ``origin`` is for people and errors.
 
-    ``facts`` are known by the names in ``FACTS``, are never changed, and do not make two documents different.
+    ``facts`` are known by the names in ``FACTS``, are never changed, and do not make two documents different; nor do ``numbers``,
+    which are whatever numbers its source holds beside the text, by their field.
     """
 
     text: str | None
     origin: str
     dropped: str = ""
     facts: Mapping[str, str] = field(default_factory=dict, compare=False)
+    numbers: Mapping[str, float] = field(default_factory=dict, compare=False)
 
     def __post_init__(self) -> None:
         known = {name: value for name, value in self.facts.items() if value}
         object.__setattr__(self, "facts", MappingProxyType(known))
+        object.__setattr__(self, "numbers", MappingProxyType(dict(self.numbers)))
 
     def __reduce__(self) -> tuple:  # a view of a mapping cannot go to another process, its content can
-        return type(self), (self.text, self.origin, self.dropped, dict(self.facts))
+        return type(self), (self.text, self.origin, self.dropped, dict(self.facts), dict(self.numbers))
 
 
 Documents = Iterator[Document]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import math
 import zlib
 from collections.abc import Iterator
 from typing import Any, BinaryIO
@@ -39,7 +40,7 @@ def open_jsonl(source: SourceRecipe) -> Opened:
 
 
 def read_lines(file: SourceFile, field: str) -> Documents:
-    for number, line in enumerate(_lines(file), 1):
+    for number, line in enumerate(lines_of(file), 1):
         origin = f"{file.relative}:{number}"
         if line is None:
             yield Document(None, origin, TOO_LARGE)
@@ -59,7 +60,20 @@ def _document(line: bytes, field: str, origin: str, where: str) -> Document:
         raise ConfigError(
             f"no text in field {field!r}", f"the line holds: {known}", "set field of that source to the key of the text", where
         )
-    return Document(text, origin, facts=facts_of(value))
+    return Document(text, origin, facts=facts_of(value), numbers=numbers_of(value))
+
+
+def numbers_of(fields: dict[str, Any]) -> dict[str, float]:
+    """Every number, true and false as 1 and 0, at the top or one level below it ("scores.clarity")."""
+    found = {}
+    for name, value in fields.items():
+        inner = {f"{name}.{key}": one for key, one in value.items()} if isinstance(value, dict) else {name: value}
+        found.update({key: float(one) for key, one in inner.items() if isinstance(one, float | bool) or _is_small_whole(one)})
+    return {key: value for key, value in found.items() if math.isfinite(value)}
+
+
+def _is_small_whole(value: Any) -> bool:
+    return isinstance(value, int) and abs(value) < 2**53
 
 
 def facts_of(fields: dict[str, Any]) -> dict[str, str]:
@@ -75,7 +89,7 @@ def facts_of(fields: dict[str, Any]) -> dict[str, str]:
 # --- lines of a file, packed or not -------------------------------------------------------------------------------------
 
 
-def _lines(file: SourceFile) -> Iterator[bytes | None]:
+def lines_of(file: SourceFile) -> Iterator[bytes | None]:
     """Every line; None stands for one that is longer than any document."""
     with reading(file.where), file.open() as packed:
         unpacked = _unpacked(packed, file)

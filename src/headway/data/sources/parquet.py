@@ -11,7 +11,7 @@ from typing import Any
 
 from headway.base.errors import ConfigError, EnvironmentFault
 from headway.data.sources.document import LARGEST_DOCUMENT_BYTES, TOO_LARGE, Document, Documents, SourceRecipe
-from headway.data.sources.jsonl import FIELDS_OF_FACTS, facts_of
+from headway.data.sources.jsonl import FIELDS_OF_FACTS, facts_of, numbers_of
 from headway.data.sources.places import Opened, SourceFile, files, need_path, optional, reading
 from headway.recipe.plain_values import printable
 
@@ -38,12 +38,16 @@ def read_rows(file: SourceFile, column: str) -> Documents:
 
 
 def _columns(schema: Any, column: str, file: SourceFile, arrow: Any) -> list[str]:
-    """The text's column, which holds text, and those of facts that do."""
+    """The text's column, which holds text, those of facts that do, and all that hold a number."""
     types = arrow.types
 
     def is_text(name: str) -> bool:
         kind = schema.field(name).type
         return types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind)
+
+    def is_number(name: str) -> bool:
+        kind = schema.field(name).type
+        return types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind)
 
     if column not in schema.names or not is_text(column):
         held = f" is {schema.field(column).type}" if column in schema.names else " is not there"
@@ -54,7 +58,8 @@ def _columns(schema: Any, column: str, file: SourceFile, arrow: Any) -> list[str
             file.where,
         )
     known = {name for names in FIELDS_OF_FACTS.values() for name in names}
-    return [column, *(name for name in schema.names if name in known and name != column and is_text(name))]
+    facts = [name for name in schema.names if name in known and name != column and is_text(name)]
+    return [column, *facts, *(name for name in schema.names if name not in facts and is_number(name))]
 
 
 def _rows(table: Any, columns: list[str], column: str, file: SourceFile) -> Iterator[Document]:
@@ -76,4 +81,4 @@ def _document(batch: Any, row: int, column: str, origin: str) -> Document:
         return Document(None, origin, "no_text")
     if len(text) > LARGEST_DOCUMENT_BYTES:
         return Document(None, origin, TOO_LARGE)
-    return Document(text, origin, facts=facts_of(values))
+    return Document(text, origin, facts=facts_of(values), numbers=numbers_of(values))

@@ -1,0 +1,172 @@
+"""``headway data inventory DIR [RECIPE]``."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+from cyclopts import Parameter
+
+from headway.base.errors import EXIT_FINDINGS, EXIT_OK, ConfigError
+from headway.cli.options import Json, Overrides
+
+
+def inventory(
+    directory: Annotated[Path, Parameter(help="A data directory, as headway data build writes it.")],
+    recipe: Annotated[str | None, Parameter(help="Recipe file or preset whose stages train on it. Default: none.")] = None,
+    /,
+    *,
+    overrides: Overrides = None,
+    json: Json = False,
+) -> int:
+    """What became of each source: read, after each step, training tokens, different ones, and the passes of a recipe over them.
+
+    The raw inventory, what is unique in it, and how often a run goes over it are three things. All training tokens are read. The
+    exit code is 1 when a document was left out without a reason.
+    """
+    from headway.cli.output import print_json, say
+
+    found = measured(directory, recipe, overrides, show_progress=sys.stderr.isatty())
+    if json:
+        print_json(
+            {"kind": "data_inventory", "schema_version": 1, "directory": str(directory), "sources": [facts(s) for s in found]}
+        )
+    else:
+        for line in lines(found):
+            say(line)
+    return EXIT_FINDINGS if any(source.unaccounted for source in found) else EXIT_OK
+
+
+def measured(directory: Path, recipe: str | None, overrides: Any, *, show_progress: bool) -> list[Any]:
+    from headway.cli.describe import describe
+    from headway.data.freeze import data_facts
+    from headway.data.inspect.stock import inventory as measure
+    from headway.data.manifest import MANIFEST_FILE, DataManifest
+    from headway.data.stream import source_coverage
+    from headway.recipe.resolve import resolve
+
+    if not (directory / MANIFEST_FILE).is_file():
+        raise ConfigError(
+            f"{directory} is no data directory", f"built data has a {MANIFEST_FILE} in it", "name what headway data build wrote"
+        )
+    coverage = None
+    if recipe is not None:
+        loaded = describe(recipe, overrides, None, runnable=False).loaded
+        coverage = source_coverage(resolve(loaded, data_facts(DataManifest.load(directory))))
+    done = 0
+
+    def tell(tokens: int) -> None:
+        nonlocal done
+        done += tokens
+        sys.stderr.write(f"\r\x1b[K{directory.name}  {done:,} tokens")
+        sys.stderr.flush()
+
+    try:
+        return measure(directory, coverage, tell if show_progress else None)
+    finally:
+        if show_progress:
+            sys.stderr.write("\r\x1b[K")
+
+
+def facts(source: Any) -> dict[str, Any]:
+    """Plain values."""
+    from dataclasses import asdict
+
+    entry, unique = source.entry, source.unique
+    return {
+        "name": entry.name,
+        "read": {"documents": source.raw_documents, "bytes": source.raw_bytes},
+        "steps": [asdict(step) for step in source.steps],
+        "left_out": entry.dropped,
+        "without_reason": source.unaccounted,
+        "kept_documents": source.kept_documents,
+        "held_out_tokens": source.held_out_tokens,
+        "training_tokens": entry.tokens,
+        "unique": asdict(unique) | {"tokens_estimate": unique.tokens(entry.tokens)},
+        "quality": entry.quality,
+        "synthetic": asdict(entry.synthetic) if entry.synthetic else None,
+        "passes": asdict(source.passes) if source.passes else None,
+        "passes_over_unique": source.passes_over_unique,
+    }
+
+
+def lines(found: list[Any]) -> Iterator[str]:
+    """The way of the documents, then that of the tokens, then who wrote what no person did."""
+    from headway.cli.output import table
+
+    yield from table(["source", "", "documents", "text", "left out"], [row for s in found for row in way_rows(s)], left=(0, 1, 4))
+    yield ""
+    titles = [
+        "source",
+        "training tokens",
+        "held out",
+        "unique documents",
+        "unique, estimated",
+        "target tokens",
+        "passes",
+        "over unique",
+    ]
+    yield from table(titles, [token_row(source) for source in found])
+    yield ""
+    yield "unique documents: tokens of those that no source before has; estimated: by the share of different runs of 13 tokens"
+    yield from (made_up_line(source) for source in found if source.entry.synthetic)
+    yield from (quality_line(source) for source in found if source.entry.quality)
+    for source in found:
+        if source.unaccounted:
+            yield f"{source.entry.name}: {source.unaccounted:,} documents are missing without a reason"
+
+
+def way_rows(source: Any) -> Iterator[list[str]]:
+    from headway.base.units import format_bytes
+    from headway.data.inspect.terminal import one_line
+
+    def size(count: int | None) -> str:
+        return "not counted" if count is None else format_bytes(count)
+
+    def reasons(dropped: dict[str, int]) -> str:
+        return ", ".join(f"{count:,} {reason.replace('_', ' ')}" for reason, count in dropped.items())
+
+    yield [one_line(source.entry.name), "read", f"{source.raw_documents:,}", size(source.raw_bytes), ""]
+    told: set[str] = set()
+    for step in source.steps:
+        told |= set(step.dropped)
+        left_out = reasons(step.dropped) + (f"{step.joined:,} joined to others" if step.joined else "")
+        yield ["", step.step.replace("_", " "), f"{step.documents_after:,}", size(step.bytes_after), left_out]
+    rest = {reason: count for reason, count in source.entry.dropped.items() if reason not in told}
+    held_out = source.entry.held_out.bytes if source.entry.held_out else 0
+    yield ["", "kept", f"{source.kept_documents:,}", size(source.entry.bytes + held_out), reasons(rest)]
+
+
+def token_row(source: Any) -> list[str]:
+    from headway.data.inspect.terminal import one_line
+
+    entry, unique, passes = source.entry, source.unique, source.passes
+    over = source.passes_over_unique
+    return [
+        one_line(entry.name),
+        f"{entry.tokens:,}",
+        f"{source.held_out_tokens:,}",
+        f"{unique.document_tokens:,}",
+        f"{unique.tokens(entry.tokens):,}",
+        f"{passes.target_tokens:,}" if passes else "-",
+        f"{passes.epochs:.3g}" if passes else "-",
+        f"{over:.3g}" if over is not None else "-",
+    ]
+
+
+def made_up_line(source: Any) -> str:
+    from headway.data.inspect.terminal import one_line
+
+    def said(of: dict[str, str]) -> str:
+        return ", ".join(f"{name} {one_line(value)}" for name, value in of.items() if value)
+
+    synthetic = source.entry.synthetic
+    verified = said(synthetic.verifier) or "nobody"
+    return f"{one_line(source.entry.name)} is synthetic: generator {said(synthetic.generator)}; verified by {verified}"
+
+
+def quality_line(source: Any) -> str:
+    axes = ", ".join(f"{axis} {score:.3f}" for axis, score in source.entry.quality.items())
+    return f"{source.entry.name}: quality by axis, mean over kept text: {axes}"
