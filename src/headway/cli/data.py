@@ -68,6 +68,7 @@ def stage_line(what: str, facts: dict[str, Any]) -> str:
         "prepared": lambda: prepared_line(facts),
         "documents": lambda: f"- {facts['source']}: {facts['documents']:,} documents",
         "tokenizer": lambda: f"- tokenizer: {facts['vocabulary']:,} entries, digest {short(facts['digest'])}",
+        "encoder": lambda: f"- slower than it could be, by tokenizers alone: {facts['why']}",
         "reused": lambda: "- the same data was built here before: verified and used again",
     }
     return lines[what]() if what in lines else ""

@@ -24,10 +24,13 @@ from headway.data.parts import Part, PartPlace, PartReceipt, PartTask, plan
 from headway.data.pool import in_order, usable_cores
 from headway.data.shards import TokenSetWriter
 from headway.data.spool import SealedSpool, Shuffled
+from headway.data.tokenizer import Tokenizer
+from headway.data.vocabulary.fast import NotProven, Proof
 from headway.data.worker import Setup
 
 Progress = Callable[[str, dict], None]
 MUCH_TEXT_BYTES = 64 * 2**20
+PROVEN_FROM_BYTES = 8 * 2**20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,6 +70,7 @@ class Assembly:
     held_out: int
     tokenizer: Path
     document_token: str
+    lossy: bool
     settings: Settings
     made: Path
 
@@ -79,7 +83,7 @@ class Assembly:
         progress = _Progress(tell, self.sources)
         finished = {task for tasks in plans for task in tasks if progress.found(task, place.find(task))}
         missing = [task for tasks in plans for task in tasks if task not in finished]
-        made = in_order(missing, self._setup(place), self._workers(missing), progress.told)
+        made = in_order(missing, self._setup(place, self._proof(missing, tell)), self._workers(missing), progress.told)
         try:
             for number, tasks in enumerate(plans):
                 yield self._put_together(number, output, (self._part(task, place, finished, made) for task in tasks))
@@ -111,7 +115,7 @@ class Assembly:
             left -= taken
         return SourceTokens(training.finish(), apart.finish() if apart else None)
 
-    def _setup(self, place: PartPlace) -> Setup:
+    def _setup(self, place: PartPlace, proof: Proof | None) -> Setup:
         return Setup(
             spools=tuple(str(work.spool.directory) for work in self.sources),
             names=tuple(work.name for work in self.sources),
@@ -120,7 +124,19 @@ class Assembly:
             document_token=self.document_token,
             root=str(place.root),
             dtype=place.dtype,
+            lossy=self.lossy,
+            proof=proof,
         )
+
+    def _proof(self, missing: list[PartTask], tell: Progress) -> Proof | None:
+        """Looked for where it pays: for little text, tokenizers has done its work before."""
+        if sum(task.bytes for task in missing) < PROVEN_FROM_BYTES:
+            return None
+        try:
+            return Tokenizer.load(self.tokenizer, self.document_token).prove()
+        except NotProven as reason:
+            tell("encoder", {"why": str(reason)})
+            return None
 
 
 def _extend(writer: TokenSetWriter, part: Part) -> None:

@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import dataclasses
 import platform
-from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -41,8 +40,9 @@ from headway.data.reader import TokenReader
 from headway.data.seen import Seen
 from headway.data.shards import SHARD_BYTES
 from headway.data.sources import Opened, open_source, refuse_undisclosed
-from headway.data.spool import AsRead, SealedSpool, Shuffled, Spool, remove, unsealed
-from headway.data.tokenizer import TOKENIZER_FILE, Tokenizer, train_tokenizer
+from headway.data.spool import AsRead, SealedSpool, Shuffled, Spool, remove
+from headway.data.tokenizer import TOKENIZER_FILE, Tokenizer
+from headway.data.vocabulary.obtain import Made, identity, obtain
 from headway.data.workspace import publish, workspace
 from headway.recipe.digests import recipe_content
 from headway.recipe.load import LoadedRecipe
@@ -52,7 +52,6 @@ if TYPE_CHECKING:
     from headway.recipe.schema import Tokenizer as TokenizerSection
 
 _CANDIDATE_BYTES_PER_TOKEN = 8
-TOKENIZER_RECEIPT = "tokenizer-receipt.json"
 _FORMAT = 1
 """Raised when the same inputs would give other bytes."""
 
@@ -191,6 +190,8 @@ class _Build:
         recipe = self.recipe
         sources = [[s.name, spool.receipt.content, len(spool)] for s, spool in zip(recipe.data.sources, self.spools)]
         keys = recipe_content(recipe)["tokenizer"]
+        if brought := identity(recipe.tokenizer):
+            keys |= {"brought": brought}
         tokenizer = [keys.pop(name) for name in ("kind", "vocabulary", "document_token")] + ([keys] if keys else [])
         settings = [_FORMAT, self.seed, recipe.data.held_out, recipe.data.chunk, self.settings.dtype, self.settings.shard_bytes]
         return digest_json({"sources": sources, "tokenizer": tokenizer, "settings": settings} | self.preparation.identity())
@@ -254,20 +255,23 @@ class _Build:
     def _produce(self, inputs: str) -> DataManifest:
         sources = [self._split(number) for number in range(len(self.spools))]
         self._refuse_few_documents(sources)
-        tokenizer = self._train(sources)
+        tokenizer, made = obtain(self.recipe.tokenizer, list(sources), self.made)
+        tokenizer.save(self.output / TOKENIZER_FILE)
+        self.tell("tokenizer", {"vocabulary": tokenizer.vocabulary, "digest": tokenizer.digest})
         assembly = Assembly(
             sources=sources,
             seed=self.seed,
             held_out=self.recipe.data.held_out,
             tokenizer=self.made / TOKENIZER_FILE,
             document_token=tokenizer.document_token,
+            lossy=self.recipe.tokenizer.lossy,
             settings=self.settings,
             made=self.made,
         )
         written = assembly.write(self.output, self.tell)
         manifest = DataManifest(
             name=self.recipe.name,
-            tokenizer=describe(tokenizer, self.recipe.tokenizer),
+            tokenizer=describe(tokenizer, self.recipe.tokenizer, made),
             dtype=self.settings.dtype,
             sources=tuple(self._entry(number, tokens) for number, tokens in enumerate(written)),
             inputs_digest=inputs,
@@ -313,40 +317,6 @@ class _Build:
                 "split the text into more documents (one a file, one a line), or lower data.held_out",
             )
 
-    def _train(self, sources: list[SourceWork]) -> Tokenizer:
-        wanted = self.recipe.tokenizer
-        tokenizer = self._trained_before()
-        if tokenizer is None:
-            texts = (text for work in sources for text in _training_texts(work))
-            tokenizer = train_tokenizer(
-                texts,
-                vocabulary=wanted.vocabulary,
-                document_token=wanted.document_token,
-                controls=(*wanted.fim_tokens, *wanted.reserved_tokens),
-            )
-            tokenizer.save(self.made / TOKENIZER_FILE)
-            write_json(self.made / TOKENIZER_RECEIPT, sealed({"tokenizer": tokenizer.digest}))
-            hit("build.tokenizer_written", 0)
-        tokenizer.save(self.output / TOKENIZER_FILE)
-        if tokenizer.vocabulary != wanted.vocabulary:
-            raise ConfigError(
-                f"the documents give a vocabulary of {tokenizer.vocabulary} entries, {wanted.vocabulary} were asked for",
-                "every merge of the vocabulary joins a pair that occurs in the training documents",
-                f"set tokenizer.vocabulary = {tokenizer.vocabulary} or lower, or add text",
-            )
-        self.tell("tokenizer", {"vocabulary": tokenizer.vocabulary, "digest": tokenizer.digest})
-        return tokenizer
-
-    def _trained_before(self) -> Tokenizer | None:
-        """By a build of the same inputs that did not end; None: not, or damaged."""
-        path = self.made / TOKENIZER_RECEIPT
-        try:
-            wanted = unsealed(read_json(path), path)["tokenizer"]
-            found = Tokenizer.load(self.made / TOKENIZER_FILE, self.recipe.tokenizer.document_token)
-        except HeadwayError:
-            return None
-        return found if found.digest == wanted else None
-
     def _entry(self, number: int, tokens: SourceTokens) -> SourceEntry:
         source, training = self.recipe.data.sources[number], tokens.training
         _refuse_small(source.name, self.recipe.data.held_out, training, tokens.held_out)
@@ -370,23 +340,20 @@ class _Build:
         ).sealed()
 
 
-def describe(tokenizer: Tokenizer, wanted: TokenizerSection) -> TokenizerEntry:
-    """``tokenizer`` as the manifest has it."""
+def describe(tokenizer: Tokenizer, wanted: TokenizerSection, made: Made) -> TokenizerEntry:
+    """``tokenizer`` as the manifest has it. Of one that was brought the model may have more entries than it."""
     return TokenizerEntry(
         file=TOKENIZER_FILE,
         digest=tokenizer.digest,
-        vocabulary=tokenizer.vocabulary,
+        vocabulary=wanted.vocabulary,
         document_token=tokenizer.document_token,
         document_token_id=tokenizer.document_token_id,
         reserved={token: tokenizer.controls[token] for token in wanted.reserved_tokens},
         fim=tuple(tokenizer.controls[token] for token in wanted.fim_tokens),
+        lossy=wanted.lossy,
+        trained_on=made.trained_on,
+        brought=made.brought,
     )
-
-
-def _training_texts(work: SourceWork) -> Iterator[str]:
-    """What is not a candidate: the tokenizer must not have seen what is held out."""
-    for block in work.order.blocks(work.candidates, len(work.spool)):
-        yield from work.spool.texts(block)
 
 
 def _now() -> str:
