@@ -3,11 +3,14 @@
     text --pattern--> pieces --merges of bytes, lowest rank first--> ids
 
 The two differ in what they merge: tokenizers the pairs that tokenizer.json lists, tiktoken any two neighbours whose bytes make up
-a token. They give the same ids where the merges of every token stand together in the list, its halves are made before it,
-and its own bytes are merged to it alone. Then, with merges done in the order of ranks, what has become of the bytes between
-two borders that still stand follows from these bytes alone: two neighbours that make up a token are, when its rank is due, the
-two halves that its own bytes fall into, which is a listed merge; and once its rank has passed, no such neighbours are left.
-A piece that is a token as a whole is that token for both.
+a token. While the borders of a part of a piece stand, what happens inside follows from its bytes alone: what is merged next in
+the piece, if it lies inside, is what would be next there. So neighbours that make up token T are the two that T's own bytes, as a
+piece, end in before T is made; no others ever meet. Where the bytes of every token are merged to it by the list, these two are
+a listed pair, and both have the same pairs to choose from at every step. They choose alike, the lowest rank and of that the
+leftmost, where the pairs of a token stand together in the list. That is what is tried, token by token.
+
+A piece that is a token as a whole is that token at once to tiktoken, which is what merging gives. Tokens that no merge makes
+are taken so by tokenizers too if the file says ignore_merges; they end in three parts or more: no two neighbours make them up.
 
 They differ, too, in the engine that splits text into pieces. A pattern is taken if every construct in it means the same in both,
 and its classes of characters are compared over all code points: documents that hold one on which the engines disagree, or
@@ -27,7 +30,7 @@ import numpy as np
 import tokenizers
 from tokenizers import Regex, models, pre_tokenizers
 
-from headway.data.vocabulary.letters import bytes_of
+from headway.data.vocabulary.letters import BYTE_OF, bytes_of
 from headway.data.vocabulary.splits import Policy
 
 
@@ -108,16 +111,16 @@ def _check_merges(plain: dict[str, Any]) -> None:
     tokens, vocabulary = _ranked(plain), model["vocab"]
     if len(set(tokens)) != len(tokens):
         raise NotProven("the merges of a token stand apart")
-    if model.get("ignore_merges") and len(tokens) + len(_controls(plain)) < len(vocabulary):
-        raise NotProven("it has tokens that no merge makes, and takes them where they stand alone")
-    rank = {token: number for number, token in enumerate(tokens)}
-    for left, right in _merges(plain):
-        if not (rank.get(left, len(rank)) < rank[left + right] and rank.get(right, len(rank)) < rank[left + right]):
-            raise NotProven("a merge comes before its halves")
+    made = set(_alphabet()) | {left + right for left, right in _merges(plain)}
+    if model.get("ignore_merges") and any(token["content"] in vocabulary for token in plain["added_tokens"]):
+        raise NotProven("a control token is taken where it stands alone")
+    if not all(letter in BYTE_OF for token in tokens for letter in token):
+        raise NotProven("a token is not made of bytes")
     bare = tokenizers.Tokenizer(models.BPE(vocab=vocabulary, merges=_merges(plain)))
     found = bare.encode_batch_fast(tokens, add_special_tokens=False)
-    if any(encoding.ids != [vocabulary[token]] for encoding, token in zip(found, tokens, strict=True)):
-        raise NotProven("the bytes of a token are merged to something else")
+    for encoding, token in zip(found, tokens, strict=True):
+        if (encoding.ids != [vocabulary[token]]) if token in made else (len(encoding.ids) < 3):
+            raise NotProven(f"the bytes of token {token!r} are merged to something else")
 
 
 def _merges(plain: dict[str, Any]) -> list[tuple[str, str]]:
@@ -126,18 +129,19 @@ def _merges(plain: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _ranked(plain: dict[str, Any]) -> list[str]:
-    """Tokens in the order of their ranks: bytes, then what merges make, each once where its merges stand together."""
-    tokens = sorted(pre_tokenizers.ByteLevel.alphabet())
-    if not all(token in plain["model"]["vocab"] for token in tokens):
+    """Tokens in the order of their ranks: bytes, what merges make, each once where its merges stand together, and, where they are
+    taken as whole pieces, the others."""
+    tokens, vocabulary = _alphabet(), plain["model"]["vocab"]
+    if not all(token in vocabulary for token in tokens):
         raise NotProven("the vocabulary lacks bytes")
     for left, right in _merges(plain):
         if left + right != tokens[-1]:
             tokens.append(left + right)
-    return tokens
+    return tokens + sorted(set(vocabulary) - set(tokens)) if plain["model"].get("ignore_merges") else tokens
 
 
-def _controls(plain: dict[str, Any]) -> set[str]:
-    return {token["content"] for token in plain["added_tokens"]} & set(plain["model"]["vocab"])
+def _alphabet() -> list[str]:
+    return sorted(BYTE_OF)
 
 
 # --- the pattern ------------------------------------------------------------------------------------------------------------
@@ -190,25 +194,42 @@ def _not_understood(pattern: str) -> str:
 def _odd(pattern: str) -> str:
     """Code points on which the engines may disagree."""
     found: set[str] = set()
-    for one in set(re.findall(_CLASS, pattern)):
-        found |= _compare(one.replace(r"\P", r"\p").replace(r"\S", r"\s").replace(r"\D", r"\d").replace(r"\W", r"\w"))
+    names = sorted({_positive(one) for one in re.findall(_CLASS, pattern)})
+    far = bool(names) and _of_class(f"[{''.join(names)}]", _FAR) != ("", "")  # all classes at once: they are empty there
+    for one in names:
+        found |= _compare(one, _NEAR) | (_compare(one, _FAR) if far else frozenset())
     if "(?i:" in pattern:  # letters beyond ASCII that are the same as one or more of the pattern's in another case
         lower = pattern.lower()
-        folded = {chr(c): chr(c).casefold() for c in range(128, 0x110000)}
+        folded = {chr(c): chr(c).casefold() for c in range(128, 0x20000)}
         found |= {letter for letter, fold in folded.items() if fold.isascii() and fold in lower}
     return "".join(sorted(found))
 
 
+def _positive(one: str) -> str:
+    return one.replace(r"\P", r"\p").replace(r"\S", r"\s").replace(r"\D", r"\d").replace(r"\W", r"\w")
+
+
+_NEAR = (*range(0xD800), *range(0xE000, 0x40000), *range(0xE0000, 0xF0000))
+_FAR = (*range(0x40000, 0xE0000), *range(0xF0000, 0x110000))
+"""Planes with characters, and those that have none, or private ones."""
+
+
 @cache
-def _compare(one: str) -> frozenset[str]:
+def _compare(one: str, points: tuple[int, ...]) -> frozenset[str]:
     """Code points that are of a class to one engine alone."""
+    ours, theirs = _of_class(one, points)
+    return frozenset(ours) ^ frozenset(theirs) if ours != theirs else frozenset()
+
+
+def _of_class(one: str, points: tuple[int, ...]) -> tuple[str, str]:
+    """Code points of a class in tokenizers' engine and in tiktoken's, as text. NotProven: one of them does not know the class."""
     import tiktoken
 
-    text = "".join(chr(c) for c in range(0x110000) if not 0xD800 <= c < 0xE000)
-    pieces = pre_tokenizers.Split(Regex(f"{one}+"), "removed", invert=True).pre_tokenize_str(text)
-    ours = "".join(piece for piece, _ in pieces)
-    encoding = tiktoken.Encoding(
-        "classes", pat_str=f"{one}+", mergeable_ranks={bytes([b]): b for b in range(256)}, special_tokens={}
-    )
-    theirs = bytes(encoding.encode_ordinary(text)).decode()
-    return frozenset(ours) ^ frozenset(theirs) if ours != theirs else frozenset()
+    text = "".join(map(chr, points))
+    try:
+        pieces = pre_tokenizers.Split(Regex(f"{one}+"), "removed", invert=True).pre_tokenize_str(text)
+        bytes_alone = {bytes([b]): b for b in range(256)}
+        encoding = tiktoken.Encoding("classes", pat_str=f"{one}+", mergeable_ranks=bytes_alone, special_tokens={})
+    except Exception as error:  # of either's own kind
+        raise NotProven(f"the class {one} is not known to both engines: {error}") from None
+    return "".join(piece for piece, _ in pieces), bytes(encoding.encode_ordinary(text)).decode()

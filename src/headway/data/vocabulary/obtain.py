@@ -115,7 +115,7 @@ def _brought(wanted: Wanted, sources: list[Work]) -> tuple[Tokenizer, Made]:
 
 
 def sample(sources: list[Work], most: int) -> list[tuple[int, int]]:
-    """Of each source: the position where its sample ends, and its bytes of text. Together at most ``most``, or a document each."""
+    """Per source: the position where its sample ends, and its bytes of text. Together ``most`` or less, but one document each."""
     whole = [_within(work, None) for work in sources]
     total = sum(size for _, size in whole)
     if total <= most:

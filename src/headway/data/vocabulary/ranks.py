@@ -1,7 +1,8 @@
 """Byte pairs as ranks, which is how .tiktoken and tekken.json have them, and the merges that they stand for.
 
 bytes of a token -> rank        a rank is priority and id at once: of two neighbours, the pair of the lowest rank is merged first
-(left, right) -> token          the last merge of a token: what its bytes fall into when only lower ranks are merged
+(left, right) -> token          the last merge of a token: the two parts that its own bytes end in before it is made. No other
+                                neighbours that make it up ever meet (``fast.py`` says why)
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ def read_tiktoken(data: bytes, name: str) -> dict[bytes, int]:
             continue
         try:
             token, rank = line.split()
-            ranks[base64.b64decode(token, validate=True)] = int(rank)
+            if token != b"=":  # an empty one, as a Whisper file has: no text gives it
+                ranks[base64.b64decode(token, validate=True)] = int(rank)
         except (ValueError, binascii.Error):
             raise ConfigError(
                 f"{name}, line {number}: {line[:40]!r}",
@@ -75,6 +77,9 @@ def pre_tokenizer(pattern: str, name: str) -> pre_tokenizers.PreTokenizer:
         ) from None
 
 
+_NONE = 2**63
+
+
 def _check(ranks: dict[bytes, int], name: str) -> None:
     missing = [byte for byte in range(256) if bytes([byte]) not in ranks]
     if missing or len(set(ranks.values())) != len(ranks) or min(ranks.values()) < 0:
@@ -85,9 +90,9 @@ def _check(ranks: dict[bytes, int], name: str) -> None:
 def _merges(ranks: dict[bytes, int]) -> tuple[list[tuple[bytes, bytes]], int]:
     """In the order of ranks, and how many tokens no merge makes."""
     merges, unmade = [], 0
-    for token, rank in sorted(ranks.items(), key=lambda item: item[1]):
+    for token, _ in sorted(ranks.items(), key=lambda item: item[1]):
         if len(token) > 1:
-            parts = _parts(token, rank, ranks)
+            parts = _parts(token, ranks)
             if len(parts) == 2:
                 merges.append((parts[0], parts[1]))
             else:
@@ -95,13 +100,13 @@ def _merges(ranks: dict[bytes, int]) -> tuple[list[tuple[bytes, bytes]], int]:
     return merges, unmade
 
 
-def _parts(token: bytes, below: int, ranks: dict[bytes, int]) -> list[bytes]:
-    """What ``token`` falls into when only ranks under ``below`` are merged."""
+def _parts(token: bytes, ranks: dict[bytes, int]) -> list[bytes]:
+    """The two parts, or the three or more, that the bytes of ``token`` end in."""
     parts = [token[i : i + 1] for i in range(len(token))]
     while len(parts) > 2:
-        best, place = below, -1
+        best, place = _NONE, -1
         for i in range(len(parts) - 1):
-            rank = ranks.get(parts[i] + parts[i + 1], below)
+            rank = ranks.get(parts[i] + parts[i + 1], _NONE)
             if rank < best:
                 best, place = rank, i
         if place < 0:

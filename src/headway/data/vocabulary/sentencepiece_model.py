@@ -5,7 +5,8 @@
 
 SentencePiece merges over a whole text. Where no piece has a blank inside, none reaches over the head of a word, and text is split
 there first. Texts of control pieces and of byte pieces ("<s>", "<0x0A>") are no pieces for SentencePiece; unigram here would take
-them for ones, so they are split after their first character.
+them for ones, so they are split after their first character. Symbols of the user are taken from text whole; in a model of byte
+pairs that puts a blank before text they become control tokens, since tokenizers would put a blank behind each of them.
 """
 
 from __future__ import annotations
@@ -128,9 +129,12 @@ def convert(model: Model, name: str) -> tokenizers.Tokenizer:
         inner.pre_tokenizer = pre_tokenizers.Sequence(splits)
     steps = [decoders.Replace(BLANK, " "), *([decoders.ByteFallback()] if model.byte_fallback else []), decoders.Fuse()]
     inner.decoder = decoders.Sequence([*steps, *([decoders.Strip(" ", 1, 0)] if model.blank_first else [])])
-    inner.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in model.of_type(UNKNOWN, CONTROL)])
-    if model.type == PAIRS:
+    controls = model.of_type(UNKNOWN, CONTROL)
+    if model.type == PAIRS and model.blank_first:
+        controls += model.of_type(USER)
+    elif model.type == PAIRS:
         inner.add_tokens([AddedToken(text, normalized=False) for text in model.of_type(USER)])
+    inner.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in controls])
     return inner
 
 
@@ -140,8 +144,6 @@ def _refuse(model: Model, name: str) -> None:
         seen = "splits into words or characters"
     elif model.blank_as_suffix or not model.escapes_blanks:
         seen = "has blanks at the end of words, or as they are"
-    elif model.type == PAIRS and model.blank_first and model.of_type(USER):
-        seen = "has symbols of its user and puts a blank before text"
     if seen:
         raise ConfigError(
             f"{name}: a SentencePiece model that {seen}",
