@@ -87,7 +87,14 @@ def _convert(data: bytes, name: str, wanted: Wanted) -> tuple[str, tokenizers.To
             return "tekken", inner, _by_tiktoken(of_ranks, pattern, first)
         return "tokenizer.json", _tokenizer_json(plain, name), None
     model = sentencepiece_model.read(data, name)
-    return "sentencepiece", sentencepiece_model.convert(model, name), _by_sentencepiece(data)
+    try:
+        return "sentencepiece", sentencepiece_model.convert(model, name), _by_sentencepiece(data)
+    except ConfigError:
+        raise
+    except Exception as error:  # either library has its own
+        raise ConfigError(
+            f"{name} is damaged: {error}", "it is read by sentencepiece and by tokenizers", "check that the file is whole"
+        ) from None
 
 
 def _json(data: bytes, name: str) -> dict[str, Any]:

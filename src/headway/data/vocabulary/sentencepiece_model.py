@@ -56,7 +56,7 @@ def read(data: bytes, name: str) -> Model:
         model = _model(data)
     except (IndexError, ValueError, struct.error):  # UnicodeDecodeError too
         model = Model([])
-    if len(model.pieces) < 3 or UNKNOWN not in {piece.type for piece in model.pieces}:
+    if not {NORMAL, UNKNOWN} <= {piece.type for piece in model.pieces}:
         raise ConfigError(
             f"{name} is no tokenizer that is known",
             "it is a tokenizer.json, tekken.json, .tiktoken file or SentencePiece model, known by its content",
@@ -133,7 +133,7 @@ def convert(model: Model, name: str) -> tokenizers.Tokenizer:
     if model.type == PAIRS and model.blank_first:
         controls += model.of_type(USER)
     elif model.type == PAIRS:
-        inner.add_tokens([AddedToken(text, normalized=False) for text in model.of_type(USER)])
+        inner.add_tokens([AddedToken(text, normalized=True) for text in model.of_type(USER)])
     inner.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in controls])
     return inner
 
