@@ -23,10 +23,32 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "docs" / "results"
-BENCHMARKS = ("stream", "input_wait", "training", "model_family", "parallel", "checkpoint", "plan_accuracy", "plan_memory")
+BENCHMARKS = (
+    "stream",
+    "tokenise",
+    "input_wait",
+    "training",
+    "model_family",
+    "parallel",
+    "checkpoint",
+    "plan_accuracy",
+    "plan_memory",
+)
 LONG = ("mup_transfer", "ablations")
 """An hour and a quarter of one: measured when they are named."""
-PACKAGES = ("headway", "torch", "numpy", "scipy", "transformers", "accelerate", "litgpt", "safetensors", "tokenizers", "xxhash")
+PACKAGES = (
+    "headway",
+    "torch",
+    "numpy",
+    "scipy",
+    "transformers",
+    "accelerate",
+    "litgpt",
+    "safetensors",
+    "tiktoken",
+    "tokenizers",
+    "xxhash",
+)
 RATIO_WORDS = ("share", "ratio", "over", "fraction", "times", "vs", "percentage", "bias", "median", "worst")
 """A figure whose name holds one of these words is a ratio: it goes into the table."""
 

@@ -186,7 +186,7 @@ def test_the_verb_tells_and_draws(data, tmp_path, capsys):
     shown = capsys.readouterr().out
     for words in ("Fertility", "Cyrillic", "tokens for a run of", "never used", "29 of 29 texts", "nothing is wrong"):
         assert words in shown
-    names = {"bytes-per-token", "fertility", "vocabulary", "whitespace"}
+    names = {"bytes-per-token", "digits", "fertility", "vocabulary", "whitespace"}
     assert {path.stem for path in (tmp_path / "out").glob("*.png")} == names
     for name in names:
         assert (tmp_path / "out" / f"{name}.png").read_bytes().startswith(b"\x89PNG\r\n")

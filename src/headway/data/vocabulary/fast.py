@@ -56,9 +56,8 @@ class FastEncoder:
         vocabulary = plain["model"]["vocab"]
         ranks = {bytes_of(token): rank for rank, token in enumerate(tokens)}
         # tiktoken looks for control tokens in text, to skip what it may not read as one: give it one that is not there
-        self._encode = tiktoken.Encoding(
-            "headway", pat_str=proof.pattern, mergeable_ranks=ranks, special_tokens={"\ud7ff\ue000" * 8: len(ranks)}
-        )._core_bpe.encode_to_tiktoken_buffer
+        nowhere = {"\ud7ff\ue000" * 8: len(ranks)}
+        self.encoding = tiktoken.Encoding("headway", pat_str=proof.pattern, mergeable_ranks=ranks, special_tokens=nowhere)
         self._ids = np.array([vocabulary[token] for token in tokens], np.uint32)
         self._is_same = bool((self._ids == np.arange(len(tokens))).all())
         self._sizes = np.array([len(token) for token in tokens], np.int64)
@@ -72,7 +71,7 @@ class FastEncoder:
                 return None
             size = len(text.encode())
         try:
-            ranks = np.frombuffer(self._encode(text, set()), np.uint32)
+            ranks = self.encoding.encode_to_numpy(text, disallowed_special=())
         except ValueError:  # its engine's stack has a limit, which a million blanks in a row reach
             return None
         if int(self._sizes[ranks].sum()) != size:
