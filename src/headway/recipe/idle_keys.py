@@ -82,7 +82,7 @@ def _shown(value: Any) -> str:
     """As a recipe writes it."""
     if isinstance(value, bool):
         return str(value).lower()
-    return repr(value) if isinstance(value, str) else f"{value:g}"
+    return f"{value:g}" if isinstance(value, int | float) else repr(value)
 
 
 def _beside(key: str, value: Any) -> str:
