@@ -150,6 +150,8 @@ def test_tokens_of_a_whole_build_decode_to_the_documents(kind, text, tmp_path):
     build_data(recipe_for(tmp_path / "brought", text, fim_tokens=FIM, reserved_count=1, **keys), tmp_path / "data")
     ids, tokenizer = documents_of(tmp_path / "data")
     assert sorted(tokenizer.decode(one) for one in ids) == sorted(DOCUMENTS)
+    sizes, blank_first = tokenizer.token_bytes(), "sentencepiece" in kind and "no blank" not in kind
+    assert [int(sizes[one].sum()) - blank_first for one in ids] == [len(tokenizer.decode(one).encode()) for one in ids]
     controls = {*tokenizer.controls.values()}
     assert not controls & {i for one in ids for i in one.tolist()}
     entry = DataManifest.load(tmp_path / "data").tokenizer

@@ -79,19 +79,28 @@ def test_uint32_tokens(tmp_path):
     assert batch.tokens_BT.tolist() == [[0, 70_000, 5, 0, 2**32 - 1, 6]]
 
 
-def test_held_out_windows_are_whole_in_order_and_independent_of_the_batch(corpus):
+@pytest.mark.parametrize("tokens", [1, 15, 16, 17, 3 * 16 + 1, 10**9])
+def test_held_out_tokens_are_targets_once_whatever_the_window_and_the_batch(corpus, tokens):
     directory, manifest, documents = corpus
-    reader, T = TokenReader(directory, manifest), 16
-    held_out = manifest.sources[1].held_out
-    one = [b.tokens_BT for b in reader.held_out_batches("source1", T, 1, 10**9)]
-    four = list(reader.held_out_batches("source1", T, 4, 10**9))
-    assert np.array_equal(np.concatenate(one), np.concatenate([b.tokens_BT for b in four]))
-    assert sum(len(b.tokens_BT) for b in four) == (held_out.tokens - 1) // T == reader.held_out_windows("source1", T, 10**9)
-    flat = [t for d in documents[1][: len(documents[1]) * 3 // 4] for t in d]
-    assert np.concatenate(one).ravel().tolist() == flat[: len(one) * T]
-    assert all((b.source_B == 1).all() for b in four)
-    assert reader.held_out_windows("source1", T, 3 * T + 1) == 3
-    assert sum(len(b.tokens_BT) for b in reader.held_out_batches("source1", T, 2, 3 * T + 1)) == 3
+    reader = TokenReader(directory, manifest)
+    held = [t for d in documents[1][: len(documents[1]) * 3 // 4] for t in d]
+    places = [at for d in documents[1][: len(documents[1]) * 3 // 4] for at in range(len(d))]
+    for T, size in ((16, 1), (16, 4), (7, 3), (50, 100)):
+        batches = list(reader.held_out_batches("source1", T, size, tokens))
+        targets = np.concatenate([b.targets_BT.ravel() for b in batches])
+        within = np.concatenate([b.in_document_BT.ravel() for b in batches])
+        scored = reader.held_out_targets("source1", T, tokens)
+        assert scored == min(tokens, len(held) - 1)
+        assert targets[targets >= 0].tolist() == held[1 : scored + 1]
+        assert within[targets >= 0].tolist() == places[1 : scored + 1], "0 is the document token"
+        flat = np.concatenate([b.tokens_BT.ravel() for b in batches])
+        assert flat[targets >= 0].tolist() == held[:scored]
+        assert all(b.tokens_BT.shape[1] == T and (b.source_B == 1).all() for b in batches)
+        assert all(len(b.tokens_BT) == size for b in batches[:-1])
+        for b in batches:
+            counted = b.targets_BT[:, 1:] >= 0
+            opens, begins = np.diff(b.document_BT, axis=1) == 1, b.in_document_BT[:, :-1] == 0
+            assert np.array_equal(opens[counted], begins[counted])
 
 
 def test_too_little_held_out_text_is_named(corpus):
@@ -167,15 +176,17 @@ def test_D9_truncated_missing_and_longer_shards_are_refused_at_opening(fresh):
 
 def test_D9_a_shard_cut_after_opening_is_an_error_not_a_dead_process(fresh):
     directory, manifest = fresh
-    reader = TokenReader(directory, manifest)
+    unmapped, mapped = TokenReader(directory, manifest), TokenReader(directory, manifest)
+    mapped.window_batch(positions_at([0], [0]), 64)
     os.truncate(directory / "00/shard-00000.bin", BLOCK_BYTES + 10)
-    with pytest.raises(EnvironmentFault, match=r"shard-00000\.bin .*bytes early"):
-        reader.window_batch(positions_at([0], [BLOCK_BYTES // 2 + 1_000]), 64)
+    for reader, seen in ((mapped, "bytes early"), (unmapped, f"{BLOCK_BYTES + 10} bytes instead of")):
+        with pytest.raises(EnvironmentFault, match=rf"shard-00000\.bin .*{seen}"):
+            reader.window_batch(positions_at([0], [BLOCK_BYTES // 2 + 1_000]), 64)
 
 
 def test_D12_the_shard_that_is_being_read_has_a_name(fresh, monkeypatch):
     reader, seen = TokenReader(*fresh), []
-    monkeypatch.setattr("headway.data.reader._read_plainly", lambda path, at, end: seen.append(reader.reading))
+    monkeypatch.setattr("headway.data.reader.read_plainly", lambda path, at, end: seen.append(reader.reading))
     assert reader.reading == ""
     reader.window_batch(positions_at([0], [0]), 64)
     assert seen == ["00/shard-00000.bin"]

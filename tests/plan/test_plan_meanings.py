@@ -45,6 +45,8 @@ def plans() -> Iterator[Plan]:
     yield make_plan(draft(recipe="llama3-8b"), where("failures.per_device=0.01h", preset="llama3-8b"))  # it never ends
     yield make_plan(draft("model.mup={base_width=128}", "model.experts={experts=4, top_k=2, width=256}"), where())
     yield make_plan(draft(), where("processes_per_node=2", "layouts.default.dp_shard=2"))
+    few = [f"data.sources.{k}.{key}" for k in range(2) for key in ("inventory=20k", "cap_epochs=100")]
+    yield make_plan(draft(*few), where())  # too little text for its parameters
     yield make_plan(draft("objective.deadline=2027-01-01"), where("state_digest_every=50"), MEASURED)
 
 

@@ -234,6 +234,9 @@ class Teller:
             tokens=self.schedule.tokens_before(step),
             loss={code: base - 0.32, prose: base + 0.41},
             targets={code: 32_768, prose: 32_768},
+            bytes={code: 130_000, prose: 150_000},
+            bits_per_byte={code: (base - 0.32) / 2.75, prose: (base + 0.41) / 3.17},
+            by_position={name: buckets_of(loss) for name, loss in ((code, base - 0.32), (prose, base + 0.41))},
         )
 
     def _sample(self, log: StepLog, step: int) -> None:
@@ -331,3 +334,13 @@ def tell_attempts(root: Path, last_steps: list[int], *, exits: dict | None = Non
         teller.events.append("exit", segment=number, **({"code": 0, "signal": None} if number == len(last_steps) else killed))
     teller.events.close()
     return teller.run
+
+
+def buckets_of(loss: float) -> dict:
+    """Targets and nats by position, of a model that uses what stands before; the third bucket of documents has no target."""
+    window = [16 * max(1, 2 ** (bucket - 1)) for bucket in range(10)]
+    document = [40, 160, 0, *[16 * 2 ** (bucket - 1) for bucket in range(3, 12)]]
+    return {
+        name: {"targets": targets, "nll": [n * (loss + 0.9 - 0.1 * b) for b, n in enumerate(targets)], "bytes": targets}
+        for name, targets in (("window", window), ("document", document))
+    }

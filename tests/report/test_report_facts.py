@@ -187,7 +187,7 @@ def test_source_use_equals_the_stream_counted_one_by_one(skips: tuple[dict, ...]
         for stage in range(2):
             done = spec.stages[stage].sequences if stage < place.stage else place.first_sequence if stage == place.stage else 0
             counted[stage] = np.bincount(stream.locate(stage, np.arange(done)).source, minlength=2)
-        assert [use.by_stage for use in source_use(spec, step, skips)] == [tuple(column) for column in counted.T.tolist()]
+        assert [use.by_stage for use in source_use(stream, step)] == [tuple(column) for column in counted.T.tolist()]
 
 
 def test_plan_lines_compare_the_stored_plan(material: Material) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from pathlib import Path
 
@@ -15,6 +16,8 @@ from headway.report.curves import loss_figure
 from headway.report.facts import RunFacts, gather
 from headway.report.figures import figures
 from headway.report.material import Material
+from headway.report.positions import bucket_name, position_figure
+from headway.report.rows import Buckets
 from headway.report.timelines import BINS, drawable, segments_figure
 
 
@@ -125,3 +128,25 @@ def test_categories_differ_in_lightness_or_hatch() -> None:
     gaps = [abs(a - b) for i, a in enumerate(levels) for b in levels[:i]]
     assert min(gaps) > 0.05
     assert all("/hatched" in plots.CATEGORY_COLOURS[name] for name in ("rolled_back", "unknown", "hang", "skipped"))
+
+
+def test_positions_are_drawn_where_enough_targets_were_scored(facts: RunFacts) -> None:
+    """Against the numbers that were told; a bucket without targets is a gap, not a zero."""
+    figure = position_figure(facts)
+    evaluation = facts.evaluations[-1]
+    for axis, kind in zip(figure.axes, ("window", "document"), strict=True):
+        assert len(axis.lines) == len(evaluation.by_position) == 2
+        for line, parts in zip(axis.lines, evaluation.by_position.values(), strict=True):
+            buckets = parts[kind]
+            shown = np.flatnonzero(buckets.targets >= 30)
+            assert np.asarray(line.get_xdata()).tolist() == shown.tolist()
+            np.testing.assert_allclose(np.asarray(line.get_ydata(), float), buckets.loss[shown])
+    assert math.isnan(evaluation.by_position["code"]["document"].loss[2])
+    assert [bucket_name(b) for b in (0, 1, 2, 5)] == ["0", "1", "2 to 3", "16 to 31"]
+
+
+@pytest.mark.parametrize(
+    "plain", [None, [], {}, {"targets": [1]}, {"targets": [1], "nll": [1.0, 2.0]}, {"targets": [], "nll": []}]
+)
+def test_a_record_of_positions_that_is_none_is_left_out(plain: object) -> None:
+    assert Buckets.of(plain) is None

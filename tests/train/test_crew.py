@@ -92,7 +92,7 @@ def agreements() -> dict[str, object]:
         "any": [crew.anybody(rank == 1), crew.anybody(False)],
         "told": crew.told(7 + rank),
         "words": crew.words("alas" if rank == 1 else ""),
-        "sum": crew.over_tokens(0.25 + rank),
+        "sum": float(crew.over_tokens(torch.tensor(0.25 + rank))),
         "replica": (crew.replica.index, crew.replica.count),
         "waits": {group._get_backend(torch.device("cpu")).options._timeout.total_seconds() for group in groups},
     }

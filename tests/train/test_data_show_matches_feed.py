@@ -13,10 +13,10 @@ import pytest
 from headway.cli.main import run_guarded
 from headway.data.build import build_data
 from headway.data.freeze import freeze
-from headway.data.inspect.show import Sequence, Show, narrowed
+from headway.data.inspect.show import Sequence, Show, Span, narrowed
 from headway.data.manifest import BLOCK_BYTES, DataManifest
 from headway.data.reader import TokenReader
-from headway.data.stream import Positions, Skip, Stream
+from headway.data.stream import Skip, Stream
 from headway.data.tokenizer import Tokenizer
 from headway.recipe.load import load_recipe
 from headway.recipe.schedules import Schedule
@@ -190,7 +190,7 @@ def test_every_window_has_all_its_shards_and_no_other(parts):
     entry, T = manifest.sources[0], 16
     assert len(entry.shards) > 2
     for start in range(entry.tokens - T):
-        narrow = narrowed(manifest, Positions(np.array([0]), np.array([0]), np.array([start])), T)
+        narrow = narrowed(manifest, np.array([0]), [(Span(start, T, 0),)])
         needed = [s for s in entry.shards if any(0 <= at - s.first_token < s.tokens for at in (start, start + T))]
         assert [source.name for source in narrow.sources] == [entry.name]
         assert list(narrow.sources[0].shards) == needed, start
@@ -207,10 +207,16 @@ def test_only_the_shards_of_the_windows_are_opened(built, parts, tmp_path):
     (wanted, *_) = show.sequences(place, show.batch(place))
     share = dataclasses.replace(show.batch(place), u=np.array([wanted.u]))
     needed = {part.file for part in wanted.reads} | {wanted.source.ends.file, "tokenizer.json", "manifest.json"}
+    facts = wanted.source.document_facts
+    needed |= {facts.facts.file, facts.training.origins.file, facts.training.index.file}
     for path in data.rglob("*"):
         if path.is_file() and path.relative_to(data).as_posix() not in needed:
             path.unlink()
     assert show.sequences(place, share) == [wanted]
+    (data / facts.facts.file).unlink()
+    (without,) = show.sequences(place, share)
+    assert without.tokens == wanted.tokens
+    assert {piece.origin for piece in without.pieces} == {None}, "labels: what is trained on is read without them"
 
 
 # --- the verb -----------------------------------------------------------------------------------------------------------

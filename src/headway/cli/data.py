@@ -37,6 +37,7 @@ def build(
     """
     import sys
 
+    from headway.base.errors import ConfigError
     from headway.cli.data_progress import progress_of
     from headway.cli.describe import default_data, describe
     from headway.cli.output import print_json
@@ -44,6 +45,12 @@ def build(
 
     description = describe(recipe, overrides, None, runnable=False)
     directory = out or default_data(description)
+    if isinstance(directory, str) or ":/" in str(directory):
+        raise ConfigError(
+            f"data is built in a directory of this machine, not at {directory}",
+            "a build that was killed goes on from what it has on the disk",
+            "give --out DIR, then copy that directory to where it is to lie",
+        )
     progress = None if json else progress_of(live=sys.stdout.isatty())
     manifest = build_data(description.loaded, directory, progress, workers=workers)
     if json:
@@ -67,11 +74,18 @@ def stage_line(what: str, facts: dict[str, Any]) -> str:
     lines = {
         "prepared": lambda: prepared_line(facts),
         "documents": lambda: f"- {facts['source']}: {facts['documents']:,} documents",
+        "packed": lambda: f"- {facts['source']}: packed for sequences of {facts['sequence']:,}, {facts['padding']:.3%} padding",
         "tokenizer": lambda: f"- tokenizer: {facts['vocabulary']:,} entries, digest {short(facts['digest'])}",
         "encoder": lambda: f"- slower than it could be, by tokenizers alone: {facts['why']}",
-        "reused": lambda: "- the same data was built here before: verified and used again",
+        "reused": lambda: "- the same data was built here before: verified and used again" + other_facts(facts),
     }
     return lines[what]() if what in lines else ""
+
+
+def other_facts(facts: dict[str, Any]) -> str:
+    """Where texts are the same and what is known of their documents is not what the build recorded."""
+    names = facts.get("other_facts", ())
+    return f"; facts of documents stand there as they were then, not as they are now: {', '.join(names)}" if names else ""
 
 
 def prepared_line(facts: dict[str, Any]) -> str:
@@ -96,6 +110,8 @@ def facts(manifest: Any, directory: Path) -> dict[str, Any]:
             "bytes": source.bytes,
             "tokens": source.tokens,
             "held_out_tokens": source.held_out.tokens if source.held_out else 0,
+            "held_out_documents": source.held_out.documents if source.held_out else 0,
+            "held_out_rule": dataclasses.asdict(source.held_out_rule) if source.held_out_rule else None,
             "target_share": source.target_share,
             "chunk_tokens": source.chunk_tokens,
             "dropped": source.dropped,
@@ -116,6 +132,17 @@ def facts(manifest: Any, directory: Path) -> dict[str, Any]:
         "dtype": manifest.dtype,
     }
     return known | {"tokenizer": tokenizer, "sources": sources}
+
+
+def held_out_line(source: Any) -> str:
+    """The rule that holds a source's documents out; empty: the first of the shuffled order are."""
+    rule = source.held_out_rule
+    if rule is None or source.held_out is None:
+        return ""
+    what = {"time": "times", "repository": "repositories", "content": "texts"}[rule.by]
+    side = "from it on" if rule.by == "time" else "below it"
+    told = f'held out   {source.name}: by {rule.by}, held_out_at = "{rule.at}", {side} {rule.groups:,} {what}'
+    return told + (f"; {rule.unknown:,} documents without {rule.by} are trained on" if rule.unknown else "")
 
 
 def show(manifest: Any, directory: Path) -> None:
@@ -140,5 +167,8 @@ def show(manifest: Any, directory: Path) -> None:
     for line in table(["source", "documents", "text", "tokens", "held out", "digest", "licence"], rows, left=(0, 5, 6)):
         say(line)
     say()
+    for source in manifest.sources:
+        if line := held_out_line(source):
+            say(line)
     say(f"tokenizer  {manifest.tokenizer.vocabulary:,} entries, digest {short(manifest.tokenizer.digest)}")
     say(f"data       {directory}, digest {short(manifest.digest())}")

@@ -10,13 +10,17 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from headway.base.errors import EXIT_FINDINGS, EXIT_OK, ConfigError
-from headway.cli.options import Json
+from headway.cli.data_verify import DataArgument
+from headway.cli.options import CacheOption, Json
+
+MOST_GROUPS = 20
 
 
 def audit(
-    directory: Annotated[Path, Parameter(help="A data directory, as headway data build writes it.")],
+    directory: DataArgument,
     /,
     *,
+    cache: CacheOption = None,
     out: Annotated[
         Path | None, Parameter(metavar="DIR", help="Also write plots as PNG, and the facts as audit.json. Default: none.")
     ] = None,
@@ -35,7 +39,7 @@ def audit(
 
     if sample < 1:
         raise ConfigError(f"--sample {sample}", "at least one token of each source is decoded", "such as --sample 400000")
-    found = measured(directory, sample, show_progress=sys.stderr.isatty())
+    found = measured(directory, sample, cache, show_progress=sys.stderr.isatty())
     written = write(found, out) if out is not None else []
     if json:
         print_json(facts(found) | {"files": [str(path) for path in written]})
@@ -47,12 +51,15 @@ def audit(
     return EXIT_FINDINGS if found.findings() else EXIT_OK
 
 
-def measured(directory: Path, sample: int, *, show_progress: bool) -> Any:
+def measured(where: str, sample: int, cache: Path | None, *, show_progress: bool) -> Any:
     """``show_progress``: a line on standard error while tokens are read."""
     from headway.data.inspect.audit import audit
     from headway.data.manifest import MANIFEST_FILE
+    from headway.data.place import CacheOptions, open_place
+    from headway.data.remote import is_url
 
-    if not (directory / MANIFEST_FILE).is_file():
+    directory = Path(where)
+    if not is_url(where) and not (directory / MANIFEST_FILE).is_file():
         raise ConfigError(
             f"{directory} is no data directory", f"built data has a {MANIFEST_FILE} in it", "name what headway data build wrote"
         )
@@ -65,7 +72,7 @@ def measured(directory: Path, sample: int, *, show_progress: bool) -> Any:
         sys.stderr.flush()
 
     try:
-        return audit(directory, sample, tell if show_progress else None)
+        return audit(open_place(where, CacheOptions(cache)), sample, tell if show_progress else None)
     finally:
         if show_progress:
             sys.stderr.write("\r\x1b[K")
@@ -141,7 +148,14 @@ def source_facts(source: Any) -> dict[str, Any]:
         "bytes_per_token_of_documents": spread(source.document_bytes_per_token),
         "tokens_per_word_of_documents": spread(source.document_tokens_per_word),
         "sampled_documents_encoded_otherwise": source.encoded_otherwise,
+        "by_language_and_licence": None if source.groups is None else [group_facts(group) for group in source.groups],
     }
+
+
+def group_facts(group: Any) -> dict[str, Any]:
+    from dataclasses import asdict
+
+    return asdict(group) | {"bytes_per_token": group.bytes_per_token}
 
 
 def measured_facts(measured: Any) -> dict[str, Any]:
@@ -163,6 +177,7 @@ def lines(found: Any) -> Iterator[str]:
     yield f"tokenizer  {entry.vocabulary:,} entries, digest {short(entry.digest)}"
     for title, part in (
         ("Fertility", fertility_lines(found)),
+        ("Languages and licences", inventory_lines(found)),
         ("Writing systems", script_lines(found)),
         ("White space", whitespace_lines(found)),
         ("Digits", digit_lines(found)),
@@ -206,7 +221,7 @@ def fertility_lines(found: Any) -> Iterator[str]:
 
 
 def script_lines(found: Any) -> Iterator[str]:
-    """The manifest has no language or file name per document; writing systems are seen in the text."""
+    """Writing systems are seen in the text."""
     from headway.cli.output import table
     from headway.data.inspect.terminal import one_line
 
@@ -224,7 +239,31 @@ def script_lines(found: Any) -> Iterator[str]:
     ]
     yield from table(["source", "most letters", "documents", "bytes/token", "chars/token", "tokens/word"], rows, left=(0, 1))
     yield ""
-    yield "of the sampled documents; the manifest records no language or file extension per document"
+    yield "of the sampled documents"
+
+
+def inventory_lines(found: Any) -> Iterator[str]:
+    """All training text by what the documents' sources knew of them."""
+    from headway.base.units import format_bytes
+    from headway.cli.output import table
+    from headway.data.inspect.inventory import by
+    from headway.data.inspect.terminal import one_line
+
+    for fact in ("language", "licence"):
+        rows = []
+        for source, entry in zip(found.sources, found.manifest.sources, strict=True):
+            unstated = "not stated" if fact == "language" else f"not stated; the source: {one_line(entry.licence)}"
+            for group in by(source.groups or (), fact)[:MOST_GROUPS]:
+                name = one_line(getattr(group, fact)) or unstated
+                counts = [f"{group.documents:,}", format_bytes(group.bytes), f"{group.tokens:,}", f"{group.bytes_per_token:.3f}"]
+                rows.append([one_line(source.name), name, *counts])
+        if rows:
+            yield from table(["source", fact, "documents", "text", "tokens", "bytes/token"], rows, left=(0, 1))
+            yield ""
+    without = [one_line(source.name) for source in found.sources if source.groups is None]
+    if without:
+        yield f"not kept by this build: {', '.join(without)}"
+    yield f"of all training documents, as their sources knew them; the first {MOST_GROUPS} a source, --json has all"
 
 
 def whitespace_lines(found: Any) -> Iterator[str]:

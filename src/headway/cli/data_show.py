@@ -11,13 +11,13 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from headway.base.errors import ConfigError
-from headway.cli.options import Json, Overrides
+from headway.cli.options import CacheOption, Json, Overrides
 
 IN_FULL = 4
 
 
 def show(
-    run: Annotated[Path, Parameter(help="A run directory; or a data directory, with --recipe.")],
+    run: Annotated[str, Parameter(help="A run directory; or a data directory or URL, with --recipe.")],
     step: Annotated[int | None, Parameter(help="A step, from 1, as the records of a run count them.")] = None,
     /,
     *,
@@ -42,6 +42,7 @@ def show(
         int | None,
         Parameter(metavar="ID", help="As this segment of the run reads it, under its skip records. Default: the newest."),
     ] = None,
+    cache: CacheOption = None,
     recipe: Annotated[str | None, Parameter(metavar="RECIPE", help="For a data directory: the recipe to be trained.")] = None,
     overrides: Overrides = None,
     full: Annotated[
@@ -58,7 +59,7 @@ def show(
     from headway.cli.output import say
 
     _refuse_contradictions(step, stage, index, sequence, replica)
-    opened = opened_run(run, segment) if recipe is None else opened_data(run, recipe, overrides, segment)
+    opened = opened_run(Path(run), segment, cache) if recipe is None else opened_data(run, recipe, overrides, segment, cache)
     if overrides and recipe is None:
         raise ConfigError("--set without --recipe", "a run has its own spec, which nothing changes", "leave --set out")
     found = selected(opened, step, stage, index, sequence, _replica_of(replica))
@@ -117,13 +118,15 @@ class Selected:
     sequences: list[Any]
 
 
-def opened_run(place: Path, segment: int | None) -> Opened:
+def opened_run(place: Path, segment: int | None, cache: Path | None = None) -> Opened:
     """The stream of a run: its spec, its records, its data."""
     from headway.data.inspect.show import Show
     from headway.data.manifest import MANIFEST_FILE
+    from headway.data.place import CacheOptions, open_place
     from headway.data.reader import frozen_manifest
     from headway.data.stream import Stream
     from headway.rundir.layout import RunDirectory
+    from headway.rundir.segments import deployment_of
 
     if (place / MANIFEST_FILE).is_file() and not (place / "run.json").is_file():
         raise ConfigError(
@@ -132,9 +135,10 @@ def opened_run(place: Path, segment: int | None) -> Opened:
             f"headway data show {place} STEP --recipe R",
         )
     run = RunDirectory.open(place)
-    spec, data, member = run.spec(), Path(run.info()["data"]), _segment_of(run, segment)
+    spec, member = run.spec(), _segment_of(run, segment)
+    data = open_place(run.info()["data"], CacheOptions(cache) if cache else CacheOptions.of(deployment_of(run)))
     stream = Stream.of_segment(spec, member) if member else Stream(spec)
-    return Opened(Show(stream, data, frozen_manifest(data, spec)), f"run {place}", member.id if member else None)
+    return Opened(Show(stream, data, frozen_manifest(data.directory, spec)), f"run {place}", member.id if member else None)
 
 
 def _segment_of(run: Any, wanted: int | None) -> Any:
@@ -153,27 +157,29 @@ def _segment_of(run: Any, wanted: int | None) -> Any:
     return found
 
 
-def opened_data(place: Path, recipe: str, overrides: list[str] | None, segment: int | None) -> Opened:
+def opened_data(where: str, recipe: str, overrides: list[str] | None, segment: int | None, cache: Path | None = None) -> Opened:
     """The stream that a recipe would have over built data; it has no skip records yet."""
     from headway.cli.describe import describe, manifest_of
     from headway.data.freeze import freeze
     from headway.data.inspect.show import Show
-    from headway.data.manifest import MANIFEST_FILE
+    from headway.data.manifest import MANIFEST_FILE, DataManifest
+    from headway.data.place import CacheOptions, open_place
+    from headway.data.remote import is_url
     from headway.data.stream import Stream
 
+    place = Path(where)
     if segment is not None or (place / "run.json").is_file():
         raise ConfigError(
             "--recipe with --segment or a run", "a run has its own spec and its own skip records", "leave --recipe out for a run"
         )
-    if not (place / MANIFEST_FILE).is_file():
+    if not is_url(where) and not (place / MANIFEST_FILE).is_file():
         raise ConfigError(
             f"{place} is no data directory", f"built data has a {MANIFEST_FILE} in it", "name what headway data build wrote"
         )
     description = describe(recipe, overrides, None, runnable=False)
-    directory, manifest = manifest_of(description, place)
-    return Opened(
-        Show(Stream(freeze(description.loaded, manifest)), directory, manifest), f"{directory} with recipe {recipe}", None
-    )
+    data = open_place(where, CacheOptions(cache))
+    manifest = DataManifest.load(data.directory) if data.shards else manifest_of(description, where)[1]
+    return Opened(Show(Stream(freeze(description.loaded, manifest)), data, manifest), f"{where} with recipe {recipe}", None)
 
 
 def selected(
@@ -223,6 +229,7 @@ def facts(opened: Opened, found: Selected) -> dict[str, Any]:
         "segment": opened.segment,
         "skips": [asdict(skip) for skip in opened.show.stream.skips],
         "quarantines": [asdict(one) for one in opened.show.stream.quarantines],
+        "transitions": [asdict(one) for one in opened.show.stream.transitions],
         "data": str(opened.show.directory),
         "manifest_digest": spec.manifest_digest,
         "tokenizer_digest": spec.tokenizer.digest,
@@ -297,6 +304,9 @@ def heading_lines(opened: Opened, found: Selected) -> Iterator[str]:
     if skips := [skip for skip in show.stream.skips if skip.stage == place.stage]:
         told = ", ".join(f"{skip.count:,} from stream index {skip.first:,} on" for skip in skips)
         yield f"skipped  in this stage: {told}"
+    for change in (one for one in show.stream.transitions if one.stage == place.stage):
+        weights = ", ".join(f"{name} {weight:g}" for name, weight in change.weights.items())
+        yield f"mixture  {weights} from stream index {change.first:,} on"
     for one in show.stream.quarantines:
         since = f"index {one.first:,} of stage {spec.stages[one.stage].name}"
         yield f"left out {one.tokens:,} damaged tokens of {one.source} from {one.token:,} on, since {since}"
@@ -341,6 +351,7 @@ def sequence_lines(sequence: Any, tokens: bool) -> Iterator[str]:
     yield f"targets    {counted_words(sequence)}; the last is id {sequence.targets[-1]}"
     for piece in sequence.pieces:
         yield f"{piece_words(piece)}:"
+        yield from origin_lines(piece)
         yield from ("  | " + line for line in printable_text(piece.text).split("\n"))
         if tokens:
             yield from id_lines(sequence.tokens[piece.column : piece.column + piece.tokens])
@@ -365,6 +376,15 @@ def piece_words(piece: Any) -> str:
         parts += [] if piece.begins else ["began before"]
         parts += [] if piece.ends else ["goes on"]
     return f"[{first:,} to {last:,}] " + ", ".join(parts)
+
+
+def origin_lines(piece: Any) -> Iterator[str]:
+    """Where a document is from, as its source knew it."""
+    from headway.data.inspect.terminal import one_line
+
+    if piece.origin is not None:
+        facts = [f"{name} {one_line(value, 200)}" for name, value in piece.facts.items() if value != piece.origin]
+        yield "  from " + "; ".join([one_line(piece.origin, 200), *facts])
 
 
 def id_lines(ids: Any, width: int = 110) -> Iterator[str]:

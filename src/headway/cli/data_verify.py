@@ -12,7 +12,7 @@ from cyclopts import Parameter
 from headway.base.errors import EXIT_FINDINGS, EXIT_OK
 from headway.cli.options import Json
 
-DataArgument = Annotated[Path, Parameter(help="A data directory, as headway data build writes it.")]
+DataArgument = Annotated[str, Parameter(help="A data directory, as headway data build writes it, or a URL where one lies.")]
 
 
 def verify(directory: DataArgument, /, *, json: Json = False) -> int:
@@ -32,14 +32,36 @@ def verify(directory: DataArgument, /, *, json: Json = False) -> int:
     return EXIT_FINDINGS if found.damages else EXIT_OK
 
 
-def measured(directory: Path, *, show_progress: bool) -> Any:
+def measured(where: str, *, show_progress: bool) -> Any:
     """``show_progress``: a line on standard error."""
     from headway.cli.checkpoint_verify import Meter
     from headway.data.inspect.verify import total_bytes, verify
+    from headway.data.remote import is_url
 
+    if is_url(where):
+        return measured_remote(where, show_progress=show_progress)
+    directory = Path(where)
     meter = Meter(directory.name, total_bytes(directory)) if show_progress else None
     try:
         return verify(directory, meter)
+    finally:
+        if meter is not None:
+            meter.clear()
+
+
+def measured_remote(url: str, *, show_progress: bool) -> Any:
+    """Past the cache: it is the storage that answers."""
+    from headway.cli.checkpoint_verify import Meter
+    from headway.data.inspect.verify import verify_remote
+    from headway.data.place import manifest_at
+    from headway.data.remote import Remote
+
+    remote = Remote.open(url)
+    manifest = manifest_at(url, remote=remote)
+    width = 2 if manifest.dtype == "uint16" else 4
+    meter = Meter(url, sum(source.tokens for source in manifest.sources) * width) if show_progress else None
+    try:
+        return verify_remote(remote, manifest, meter)
     finally:
         if meter is not None:
             meter.clear()

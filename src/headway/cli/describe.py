@@ -71,19 +71,31 @@ def own_deployment(recipe: str) -> Path | None:
     return Path(recipe) if shipped else None
 
 
-def default_data(description: Description) -> Path:
-    """Where data lies when nobody says: beside the run directories, by the recipe's name."""
+def default_data(description: Description) -> Path | str:
+    """Where data lies when nobody says: beside the run directories, by the recipe's name. A URL is text."""
     root = getattr(description.deployment, "data_directory", None)
-    return Path(root) if root else Path("data") / description.recipe.name
+    return local_or_url(root) if root else Path("data") / description.recipe.name
 
 
-def manifest_of(description: Description, data: Path | None) -> tuple[Path, Any]:
-    """The data directory and its manifest; a clear error where it has not been built."""
+def local_or_url(where: str | Path) -> Path | str:
+    return str(where) if "://" in str(where) else Path(where)
+
+
+def is_there(where: Path | str) -> bool:
+    """Whether data may lie at that place; of a URL only opening it tells."""
+    return isinstance(where, str) or where.is_dir()
+
+
+def manifest_of(description: Description, data: str | Path | None) -> tuple[Path | str, Any]:
+    """The data directory (a Path) or URL, and its manifest; a clear error where it has not been built."""
     from headway.data.manifest import MANIFEST_FILE, DataManifest
+    from headway.data.place import CacheOptions, manifest_at
     from headway.recipe.load import name_in_commands
 
-    directory = data or default_data(description)
-    if data is not None and data.exists() and not (directory / MANIFEST_FILE).exists():
+    directory = local_or_url(data) if data is not None else default_data(description)
+    if isinstance(directory, str):
+        return directory, manifest_at(directory, CacheOptions.of(description.deployment.model_dump(mode="json")))
+    if data is not None and directory.exists() and not (directory / MANIFEST_FILE).exists():
         rule = f"built data has a {MANIFEST_FILE} in it"
         raise ConfigError(f"{directory} is no data directory", rule, "name the directory that headway data build wrote", "--data")
     if not directory.is_dir():
@@ -96,12 +108,15 @@ def manifest_of(description: Description, data: Path | None) -> tuple[Path, Any]
     return directory, DataManifest.load(directory)
 
 
-def spec_of(description: Description, data: Path | None) -> Any:
+def spec_of(description: Description, data: str | Path | None) -> Any:
     """The frozen Spec where the data is there, else a draft that can be planned."""
+    from headway.recipe.mixture_rules import refuse_unsized
     from headway.recipe.resolve import resolve
 
-    if data is None and not default_data(description).is_dir():
-        return resolve(description.loaded, None)
+    if data is None and not is_there(default_data(description)):
+        draft = resolve(description.loaded, None)
+        refuse_unsized(draft, description.loaded.locate)
+        return draft
     from headway.data.freeze import freeze
 
     return freeze(description.loaded, manifest_of(description, data)[1])

@@ -37,6 +37,7 @@ DATA_VERBS: dict[str, str] = {
     "show": "headway.cli.data_show:show",
     "diff": "headway.cli.data_diff:diff",
     "audit": "headway.cli.data_audit:audit",
+    "mixture": "headway.cli.data_mixture:mixture",
 }
 
 PLAN_VERBS: dict[str, str] = {

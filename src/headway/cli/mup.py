@@ -245,12 +245,14 @@ def _tokens(text: str) -> int:
     return parse_count(text)
 
 
-def _built(proxy: Proxy, data: Path | None, *, quiet: bool) -> tuple[DataManifest, Path]:
+def _built(proxy: Proxy, data: str | None, *, quiet: bool) -> tuple[DataManifest, Path]:
     """The data, built as ``headway data build`` does, or verified where it lies."""
     from headway.cli.data import tell
     from headway.data.build import build_data
 
-    directory = data or Path("data") / proxy.loaded.recipe.name
+    directory = Path(data or Path("data") / proxy.loaded.recipe.name)
+    if data is not None and "://" in data:
+        raise ConfigError(f"--data {data}", "trials read data of this machine", "copy it to a directory", "--data")
     return build_data(proxy.loaded, directory, progress=None if quiet else tell), directory.resolve()
 
 

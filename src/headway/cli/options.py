@@ -36,7 +36,16 @@ OtherDeploymentOption = Annotated[
     ),
 ]
 DataOption = Annotated[
-    Path | None, Parameter(metavar="DIR", help="The data directory. Default: data/NAME, with the recipe's name.")
+    str | None,
+    Parameter(
+        metavar="DIR", help="The data directory, or a URL such as s3://bucket/data. Default: data/NAME, with the recipe's name."
+    ),
+]
+CacheOption = Annotated[
+    Path | None,
+    Parameter(
+        metavar="DIR", help="For data at a URL: where shards are kept on this machine. Default: headway/data under ~/.cache."
+    ),
 ]
 ClusterOption = Annotated[
     str | None,

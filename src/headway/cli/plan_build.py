@@ -23,7 +23,7 @@ class Wanted:
     layouts: tuple[str, ...] = ()
     overrides: tuple[str, ...] = ()
     deployment: Path | None = None
-    data: Path | None = None
+    data: str | None = None
 
 
 def build_plan(

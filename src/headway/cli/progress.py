@@ -228,6 +228,11 @@ class Progress:
         where = f"{record['shard']}, block {record['block']}"
         return [f"- ALARM: {record['tokens']:,} tokens of {record['source']} ({where}) are damaged: the run goes on without them"]
 
+    def _on_mixture(self, record: Record) -> list[str]:
+        weights = ", ".join(f"{name} {weight:g}" for name, weight in record["weights"].items())
+        stage = self.schedule.spec.stages[record["stage"]].name
+        return [f"- mixture of stage {stage} from sequence {record['first']:,} on: {weights}: {record['reason']}"]
+
     def _on_finish(self, record: Record) -> list[str]:
         reason = f": {record['reason']}" if record.get("reason") else ""
         at = f" at step {self.last_step}/{self.schedule.total_steps}" if self.last_step else ""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -63,6 +63,7 @@ def run(
     """
     from headway.cli.describe import describe, manifest_of
     from headway.cli.engine import require_engine
+    from headway.cli.output import say
 
     faults = [parse_fault(text) for text in drill or ()]
     require_engine()
@@ -70,10 +71,28 @@ def run(
     data_directory, manifest = manifest_of(description, data)
     root = directory or free_directory(Path("runs") / description.recipe.name)
     created = create(description, data_directory, manifest, root=root, faults=faults)
+    if not json:
+        for line in mixture_lines(created.spec()):
+            say(line)
     return follow(created, json=json)
 
 
-def resume(run: RunArgument, /, *, deployment: OtherDeploymentOption = None, json: JsonLines = False) -> int:
+def resume(
+    run: RunArgument,
+    /,
+    *,
+    deployment: OtherDeploymentOption = None,
+    mixture: Annotated[
+        str | None,
+        Parameter(
+            metavar="SOURCE=WEIGHT,...",
+            help="Mix the rest of the stage by these weights: shares of target tokens, any scale; sources left out get nothing. "
+            'For recipes with interventions.mixture = "adaptive". Each source goes on where it was.',
+        ),
+    ] = None,
+    reason: Annotated[str | None, Parameter(metavar="TEXT", help="Why the mixture changes; it is recorded.")] = None,
+    json: JsonLines = False,
+) -> int:
     """Go on with a run that was stopped or has crashed.
 
     A new supervisor takes the run over and continues from the last committed checkpoint: same data order, same learning
@@ -85,7 +104,43 @@ def resume(run: RunArgument, /, *, deployment: OtherDeploymentOption = None, jso
 
     require_engine()
     directory = RunDirectory.open(run)
-    return follow(directory, json=json, deployment=other_deployment(directory, deployment) if deployment else None)
+    change = mixture_change(directory, mixture, reason)
+    other = other_deployment(directory, deployment) if deployment else None
+    return follow(directory, json=json, deployment=other, change=change)
+
+
+def mixture_change(run: Any, mixture: str | None, reason: str | None) -> Any:
+    """Checked before anything starts, as far as it can be: where it begins is known once the checkpoint is chosen."""
+    from headway.cli.data_mixture import steps_done
+    from headway.data.stream import Stream
+    from headway.data.transition import MixtureChange, with_change
+    from headway.rundir.segments import read_segments
+
+    if mixture is None:
+        if reason is not None:
+            raise ConfigError(
+                "--reason without --mixture", "a reason is recorded with a change", "leave it out, or add --mixture"
+            )
+        return None
+    change = MixtureChange(weights=weights_of(mixture), reason=reason or "")
+    segments, spec = read_segments(run), run.spec()
+    with_change(Stream.of_segment(spec, segments[-1]) if segments else Stream(spec), steps_done(run), change, author())
+    return change
+
+
+def weights_of(text: str) -> dict[str, float]:
+    """``code=0.6,prose=0.4`` -> weights by source."""
+    found: dict[str, float] = {}
+    for part in text.split(","):
+        name, sign, weight = part.rpartition("=")
+        try:
+            value = float(weight)
+        except ValueError:
+            sign = ""
+        if not sign or name.strip() in found:
+            raise ConfigError(f"--mixture {text}", "it is SOURCE=WEIGHT,..., each source once", "such as code=0.6,prose=0.4")
+        found[name.strip()] = value
+    return found
 
 
 def other_deployment(run: Any, source: str | Path) -> dict[str, Any]:
@@ -108,6 +163,20 @@ def other_deployment(run: Any, source: str | Path) -> dict[str, Any]:
             "give the same mirror in the deployment",
         )
     return resolved
+
+
+def mixture_lines(spec: Any) -> Iterator[str]:
+    """Of stages whose weights are not as the recipe writes them: the rule, and what caps made of it."""
+    from headway.data.inspect.mixture import report
+    from headway.recipe.mixture_rules import rule_words
+
+    for stage in report(spec, None, (0, 0)).stages:
+        own = spec.stages[stage.stage]
+        if own.mixture_rule is None and not own.asked_quanta:
+            continue
+        rows = zip(spec.sources, stage.asked, stage.given, strict=True)
+        moved = [f"{s.name} {asked:.2%}" + (f" -> {given:.2%}" if own.asked_quanta else "") for s, asked, given in rows]
+        yield f"stage {own.name}: {rule_words(own)}: {', '.join(moved)}"
 
 
 def parse_fault(text: str) -> dict[str, Any]:
@@ -136,7 +205,7 @@ def free_directory(wanted: Path) -> Path:
 
 def create(
     description: Any,
-    data: Path,
+    data: Path | str,
     manifest: Any,
     *,
     root: Path,
@@ -150,7 +219,7 @@ def create(
 
     spec = freeze(description.loaded, manifest)
     info = RunInfo(
-        data=str(data.resolve()),
+        data=data if isinstance(data, str) else str(data.resolve()),
         deployment=description.deployment.resolved(),
         recipe_path=description.loaded.path,
         overrides=(*description.loaded.overrides, *description.deployment_overrides),
@@ -190,11 +259,11 @@ def author() -> str:
         return "unknown"
 
 
-def follow(run: Any, *, json: bool, deployment: dict[str, Any] | None = None) -> int:
-    """Supervise ``run``, show it, and say how it ended; ``deployment``: resolved, from here on."""
+def follow(run: Any, *, json: bool, deployment: dict[str, Any] | None = None, change: Any = None) -> int:
+    """Supervise ``run``, show it, and say how it ended; ``deployment`` (resolved) and ``change`` of the mixture: from here on."""
     from headway.cli.output import print_json_line, say
 
-    outcome = follow_to_end(run, json=json, deployment=deployment)
+    outcome = follow_to_end(run, json=json, deployment=deployment, change=change)
     if json:
         print_json_line(
             {
@@ -212,7 +281,7 @@ def follow(run: Any, *, json: bool, deployment: dict[str, Any] | None = None) ->
     return EXIT_OK
 
 
-def follow_to_end(run: Any, *, json: bool = False, deployment: dict[str, Any] | None = None) -> Any:
+def follow_to_end(run: Any, *, json: bool = False, deployment: dict[str, Any] | None = None, change: Any = None) -> Any:
     """Supervise ``run`` with its progress on stdout; the outcome, or what went wrong as an error."""
     from headway.cli.output import print_json_line, say
     from headway.cli.progress import Screen, is_terminal, progress_of
@@ -228,7 +297,7 @@ def follow_to_end(run: Any, *, json: bool = False, deployment: dict[str, Any] | 
     screen = Screen(progress_of(run.spec(), steps_per_row), live=is_terminal())
     show = (lambda record: print_json_line(encode_row(record))) if json else screen.show
     options = SuperviseOptions.of(in_force, author=author())
-    outcome = supervise(run, options=options, on_record=show, deployment=deployment)
+    outcome = supervise(run, options=options, on_record=show, deployment=deployment, change=change)
     if outcome.state in ("failed", "lost"):
         raise failure(run, outcome)
     return outcome

@@ -8,6 +8,8 @@ from typing import Any
 from headway.base.errors import EXIT_FINDINGS, EXIT_OK
 from headway.cli.options import Json, RunArgument
 
+MOST_SOURCES, SAME_SHARE = 8, 5e-5
+"""Sources that are listed; shares that are printed alike."""
 WANTS_ATTENTION = ("failed", "crashed", "orphan", "lost")
 
 
@@ -22,13 +24,47 @@ def status(run: RunArgument, /, *, json: Json = False) -> int:
     from headway.rundir.layout import RunDirectory
     from headway.rundir.metrics import encode_row
 
-    summary = summarise(RunDirectory.open(run))
+    directory = RunDirectory.open(run)
+    summary = summarise(directory)
+    shares = source_shares(directory, summary.step)
     if json:
-        print_json({"kind": "status", "schema_version": 1, "run": str(run), **encode_row(summary.to_json())})
+        told = {**encode_row(summary.to_json()), "sources": shares}
+        print_json({"kind": "status", "schema_version": 1, "run": str(run), **told})
     else:
-        for line in lines(summary):
+        for line in (*lines(summary), *share_lines(directory, shares)):
             say(line)
     return EXIT_FINDINGS if summary.alarms or summary.state in WANTS_ATTENTION else EXIT_OK
+
+
+def source_shares(run: Any, step: int) -> list[dict[str, Any]]:
+    """Per source, over all steps so far: shares of target tokens asked, given and realised."""
+    from headway.data.shares import parts, stage_shares, together
+    from headway.data.stream import Stream
+    from headway.rundir.segments import read_segments
+
+    spec, segments = run.spec(), read_segments(run)
+    stream = Stream.of_segment(spec, segments[-1]) if segments else Stream(spec)
+    found = together([stage_shares(stream, part) for part in parts(spec, 0, step)]) if step else ()
+    names = ("source", "asked", "given", "realised", "sequences", "tokens")
+    return [{name: getattr(row, name) for name in names} for row in found]
+
+
+def share_lines(run: Any, shares: list[dict[str, Any]]) -> Iterator[str]:
+    """Sources, the largest first, and the mixture in force where it was changed."""
+    from headway.base.units import format_count
+    from headway.rundir.segments import read_segments
+
+    for place, row in enumerate(sorted(shares, key=lambda row: -row["realised"])[:MOST_SOURCES]):
+        moved = f", given {row['given']:.2%}" if abs(row["given"] - row["asked"]) > SAME_SHARE else ""
+        told = f"asked {row['asked']:.2%}{moved}, realised {row['realised']:.2%}, {format_count(row['tokens'])} tokens"
+        yield f"{'' if place else 'sources':<11} {row['source']}: {told}"
+    if len(shares) > MOST_SOURCES:
+        yield f"{'':<11} and {len(shares) - MOST_SOURCES} more: headway data mixture {run.root}"
+    segments = read_segments(run)
+    for record in segments[-1].transitions if segments else ():
+        weights = ", ".join(f"{name} {weight:g}" for name, weight in record["weights"].items())
+        why = f"by {record['author']}: {record['reason']}"
+        yield f"mixture     changed at sequence {record['first']:,} of its stage: {weights}; {why}"
 
 
 def lines(summary: Any) -> Iterator[str]:
@@ -42,15 +78,46 @@ def lines(summary: Any) -> Iterator[str]:
     yield f"tokens      {format_count(summary.tokens)} of {format_count(summary.total_tokens)} ({share:.1%})"
     if summary.loss is not None:
         yield f"loss        {float(summary.loss):.3f}{f'; held out: {held_out}' if held_out else ''}"
+    if summary.bits_per_byte:
+        bits = ", ".join(f"{name} {float(value):.3f}" for name, value in summary.bits_per_byte.items())
+        yield f"bits/byte   held out: {bits}"
     yield f"checkpoint  {summary.checkpoint or 'none committed yet'}"
     if summary.segment is not None:
         yield f"segment     {summary.segment}, {summary.restarts} restart{'' if summary.restarts == 1 else 's'}"
     if summary.owner_alive:
         yield f"supervisor  alive: {', '.join(f'{key} {value}' for key, value in summary.owner.items())}"
     yield from time_lines(summary.ledger)
+    yield from input_lines(summary.delivery)
     for finding in summary.findings:
         yield f"{'ALARM' if finding in summary.alarms else 'noted'} at step {finding.step}: {finding.message}"
     yield from (f"note: {flag}" for flag in summary.ledger.flags)
+
+
+def input_lines(delivery: Any) -> Iterator[str]:
+    """How the input came, and from a distance: what each source took."""
+    from headway.base.units import format_bytes, format_seconds
+    from headway.cli.output import table
+
+    if delivery is None:
+        return
+    ready = f"{delivery.mean_ready:.1f} of {delivery.depth} batches ready"
+    waited = f"waited {delivery.wait_share:.1%} of the steps' time"
+    yield f"input       {waited}, {ready}, loader at {delivery.saturation:.0%} of a core"
+    for shard, waited_ns in sorted(delivery.stalls.items(), key=lambda item: -item[1])[:3]:
+        yield f"            stood still {format_seconds(waited_ns / 1e9)} while {shard} was read"
+    if not delivery.is_remote:
+        return
+    rows = [
+        [
+            s.name,
+            format_seconds(s.wait_ns / 1e9),
+            *(f"{n:,}" for n in (s.hits, s.misses, s.ahead, s.evictions)),
+            format_bytes(s.fetched_bytes),
+        ]
+        for s in delivery.sources
+    ]
+    for line in table(["source", "waited", "hits", "misses", "ahead", "evicted", "fetched"], rows, left=(0,)):
+        yield f"            {line}"
 
 
 def time_lines(ledger: Any) -> Iterator[str]:

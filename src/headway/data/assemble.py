@@ -19,11 +19,13 @@ import numpy as np
 
 from headway.base.failpoints import hit
 from headway.base.files import make_directory
-from headway.data.manifest import TokenSet
+from headway.data.facts import Found, OriginsWriter, copy_facts
+from headway.data.manifest import DocumentFacts, TokenSet
 from headway.data.parts import Part, PartPlace, PartReceipt, PartTask, plan
 from headway.data.pool import in_order, usable_cores
 from headway.data.shards import TokenSetWriter
-from headway.data.spool import SealedSpool, Shuffled
+from headway.data.split import Order
+from headway.data.spool import SealedSpool
 from headway.data.tokenizer import Tokenizer
 from headway.data.vocabulary.fast import NotProven, Proof
 from headway.data.worker import Setup
@@ -45,12 +47,15 @@ class Settings:
 
 @dataclass(frozen=True)
 class SourceWork:
-    """A source's documents and their order. The first ``candidates`` of it may be held out, until there are enough tokens."""
+    """A source's documents and their order. The first ``candidates`` of it may be held out, until there are enough tokens;
+    or the first ``held_out`` are, no more and no fewer. ``arranged``: the file that the order stands in, if it is no shuffle."""
 
     name: str
     spool: SealedSpool
-    order: Shuffled
+    order: Order
     candidates: int
+    arranged: Path | None = None
+    held_out: int | None = None
 
 
 @dataclass(frozen=True)
@@ -59,6 +64,7 @@ class SourceTokens:
 
     training: TokenSet
     held_out: TokenSet | None
+    facts: DocumentFacts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +92,7 @@ class Assembly:
         made = in_order(missing, self._setup(place, self._proof(missing, tell)), self._workers(missing), progress.told)
         try:
             for number, tasks in enumerate(plans):
-                yield self._put_together(number, output, (self._part(task, place, finished, made) for task in tasks))
+                yield self._put_together(number, output, ((task, self._part(task, place, finished, made)) for task in tasks))
                 hit("build.source_assembled", number)
         finally:
             made.close()
@@ -101,24 +107,38 @@ class Assembly:
             assert next(made) == task
         return place.read(task)
 
-    def _put_together(self, number: int, output: Path, parts: Iterable[Part]) -> SourceTokens:
-        work, size, dtype = self.sources[number], self.settings.shard_bytes, self.settings.dtype
+    def _put_together(self, number: int, output: Path, parts: Iterable[tuple[PartTask, Part]]) -> SourceTokens:
+        work = self.sources[number]
         relative = f"{number:02d}-" + (re.sub(r"[^A-Za-z0-9_-]+", "-", work.name).strip("-") or "source")
-        apart = TokenSetWriter(output, f"{relative}/held-out", dtype=dtype, shard_bytes=size) if self.held_out else None
-        training = TokenSetWriter(output, relative, dtype=dtype, shard_bytes=size)
+        training = _Side(output, relative, self.settings)
+        apart = _Side(output, f"{relative}/held-out", self.settings) if self.held_out else None
         left = work.candidates
-        for part in parts:
-            taken = _taken(part, left, self.held_out - apart.tokens) if apart else 0
+        for task, part in parts:
+            taken = self._taken(work, part, left, apart.tokens.tokens) if apart else 0
+            documents = work.order.block(task.start, task.stop)
             if apart:
-                _extend(apart, part.documents(0, taken))
-            _extend(training, part.documents(taken, None))
+                apart.extend(part.documents(0, taken), work.spool.found, documents[:taken])
+            training.extend(part.documents(taken, None), work.spool.found, documents[taken:])
             left -= taken
-        return SourceTokens(training.finish(), apart.finish() if apart else None)
+        facts = DocumentFacts(
+            facts=copy_facts(work.spool.found, output, relative),
+            training=training.origins.finish(),
+            held_out=apart.origins.finish() if apart else None,
+            found=work.spool.facts_digest,
+        )
+        return SourceTokens(training.tokens.finish(), apart.tokens.finish() if apart else None, facts)
+
+    def _taken(self, work: SourceWork, part: Part, left: int, held_out_tokens: int) -> int:
+        """How many of the part's first documents are held out, where ``left`` may still be."""
+        if work.held_out is not None:
+            return min(left, len(part.counts))
+        return _taken(part, left, self.held_out - held_out_tokens)
 
     def _setup(self, place: PartPlace, proof: Proof | None) -> Setup:
         return Setup(
             spools=tuple(str(work.spool.directory) for work in self.sources),
             names=tuple(work.name for work in self.sources),
+            arranged=tuple(str(work.arranged) if work.arranged else None for work in self.sources),
             seed=self.seed,
             tokenizer=str(self.tokenizer),
             document_token=self.document_token,
@@ -139,8 +159,16 @@ class Assembly:
             return None
 
 
-def _extend(writer: TokenSetWriter, part: Part) -> None:
-    writer.extend(part.tokens, part.counts, int(part.sizes.sum()))
+class _Side:
+    """Training or held-out documents of a source on their way to the data directory: tokens, and where they are from."""
+
+    def __init__(self, output: Path, relative: str, settings: Settings):
+        self.tokens = TokenSetWriter(output, relative, dtype=settings.dtype, shard_bytes=settings.shard_bytes)
+        self.origins = OriginsWriter(output, relative)
+
+    def extend(self, part: Part, found: Found, documents: np.ndarray) -> None:
+        self.tokens.extend(part.tokens, part.counts, int(part.sizes.sum()))
+        self.origins.extend(found, documents)
 
 
 def _taken(part: Part, candidates: int, tokens: int) -> int:

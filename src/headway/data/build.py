@@ -7,7 +7,8 @@
     shuffle     every source's documents once, by a keyed permutation of (data seed, source name)
     held out    the first documents of that order until ``held_out`` tokens. What a token is, only the tokenizer knows, and it
                 must not have seen them: so the first 8 bytes per asked token are kept from its training, and those that
-                were not needed go back to the training documents (no tokenizer worth having averages 8 bytes a token)
+                were not needed go back to the training documents (no tokenizer worth having averages 8 bytes a token).
+                With ``held_out_by`` another than order, those below a threshold (``split.py``)
     parts       ranges of the shuffled order, tokenised by several processes, and put together in order: the same bytes whatever
                 the number of processes
     written     beside the final directory, which appears whole, by one rename, or not at all. A build that was killed leaves its
@@ -34,12 +35,23 @@ from headway.base.errors import ConfigError, HeadwayError, from_os_error
 from headway.base.failpoints import hit
 from headway.base.files import make_directory, read_json, write_json
 from headway.data.assemble import Assembly, Progress, Settings, SourceTokens, SourceWork
-from headway.data.manifest import MANIFEST_FILE, DataManifest, Registration, SourceEntry, TokenizerEntry, TokenSet
+from headway.data.manifest import (
+    MANIFEST_FILE,
+    DataManifest,
+    HeldOutRule,
+    Registration,
+    SourceEntry,
+    TokenizerEntry,
+    TokenSet,
+)
+from headway.data.packing import write_packing
+from headway.data.parts import token_counts
 from headway.data.prepare.pipeline import Preparation
 from headway.data.reader import TokenReader
 from headway.data.seen import Seen
 from headway.data.shards import SHARD_BYTES
 from headway.data.sources import Opened, open_source, refuse_undisclosed
+from headway.data.split import FACT, KEYS, UNKNOWN, Arranged, Lowest, lowest, reaching, rule, threshold_of
 from headway.data.spool import AsRead, SealedSpool, Shuffled, Spool, remove
 from headway.data.tokenizer import TOKENIZER_FILE, Tokenizer
 from headway.data.vocabulary.obtain import Made, identity, obtain
@@ -107,6 +119,7 @@ class _Build:
         self.seed: int = recipe.seed if recipe.data.seed is None else recipe.data.seed
         self.output, self.made = work / "data", work / "made"
         self.spools: list[SealedSpool] = []
+        self.rules: dict[int, HeldOutRule] = {}  # by source, of those that are not split by order
         self.reads: dict[str, AsRead] = {}  # by source, as far as their documents have been read
         self.preparation = Preparation(recipe.data, work, self._read_source, tell)
 
@@ -161,7 +174,11 @@ class _Build:
         found = self.preparation.documents(source)
         try:
             spool.fill(
-                found, number, seen, lambda n, size: self.tell("reading", {"source": source.name, "documents": n, "bytes": size})
+                found,
+                number,
+                seen,
+                lambda n, size: self.tell("reading", {"source": source.name, "documents": n, "bytes": size}),
+                KEYS[self._held_out_by(source)],
             )
             hit("build.source_read", number)
             sealed = spool.seal(key=key, where=opened.where, read=self.reads[source.name], read_at=read_at)
@@ -180,8 +197,11 @@ class _Build:
 
         Settings of the data that shape no document are named; whatever else is set there counts.
         """
-        own = source.model_dump(mode="json", exclude={"licence", "provenance", "cap_epochs", "inventory"})
-        common = self.recipe.data.model_dump(mode="json", exclude={"seed", "held_out", "chunk", "dtype", "sources"})
+        own = source.model_dump(mode="json", exclude={"licence", "provenance", "cap_epochs", "inventory", "held_out_at"})
+        own["held_out_by"] = self._held_out_by(source)
+        common = self.recipe.data.model_dump(
+            mode="json", exclude={"seed", "held_out", "held_out_by", "chunk", "dtype", "sources"}
+        )
         before = [spool.receipt.content for spool in self.spools]
         program = [_FORMAT, __version__, platform.python_version()]
         return digest_json({"source": own, "data": common, "before": before, "program": program, "files": opened.stamp()})
@@ -194,7 +214,21 @@ class _Build:
             keys |= {"brought": brought}
         tokenizer = [keys.pop(name) for name in ("kind", "vocabulary", "document_token")] + ([keys] if keys else [])
         settings = [_FORMAT, self.seed, recipe.data.held_out, recipe.data.chunk, self.settings.dtype, self.settings.shard_bytes]
-        return digest_json({"sources": sources, "tokenizer": tokenizer, "settings": settings} | self.preparation.identity())
+        rules = [self._rule_identity(number) for number in range(len(self.spools))]
+        split = {"held_out_by": rules} if any(rules) else {}
+        return digest_json(
+            {"sources": sources, "tokenizer": tokenizer, "settings": settings} | split | self.preparation.identity()
+        )
+
+    def _held_out_by(self, source: Any) -> str:
+        """The rule of a source."""
+        return (source.held_out_by or self.recipe.data.held_out_by) if self.recipe.data.held_out else "order"
+
+    def _rule_identity(self, number: int) -> list[Any] | None:
+        """None for order: inputs digests of builds before there were others stay."""
+        source = self.recipe.data.sources[number]
+        by = self._held_out_by(source)
+        return None if by == "order" else [by, source.held_out_at, self.spools[number].receipt.files["keys"]]
 
     def _reuse(self, inputs: str) -> DataManifest | None:
         """The build that is already there, verified; None when the directory is empty."""
@@ -214,9 +248,18 @@ class _Build:
                 "choose another directory, or remove that one if no run needs it",
             )
         TokenReader(self.directory, manifest).verify_all()
-        manifest = self._relabelled(manifest)
-        self.tell("reused", {"directory": str(self.directory), "digest": manifest.digest()})
+        manifest = self._packed(self._relabelled(manifest), self.directory)
+        self.tell(
+            "reused",
+            {"directory": str(self.directory), "digest": manifest.digest(), "other_facts": self._other_facts(manifest)},
+        )
         return manifest
+
+    def _other_facts(self, manifest: DataManifest) -> list[str]:
+        """Sources whose documents are the same, and what is known of them is not what stands there."""
+        tables = [entry.document_facts for entry in manifest.sources]
+        pairs = zip(manifest.sources, tables, self.spools, strict=True)
+        return [entry.name for entry, table, spool in pairs if table is None or table.found != spool.facts_digest]
 
     def _relabelled(self, manifest: DataManifest) -> DataManifest:
         """Licence, provenance and registration as they are now: they are no content and change no digest."""
@@ -230,6 +273,28 @@ class _Build:
         if relabelled != manifest:
             relabelled.save(self.directory)
         return relabelled
+
+    def _packed(self, manifest: DataManifest, directory: Path) -> DataManifest:
+        """With the best-fit plans that the recipe's stages read; those that are there stay."""
+        lengths = sorted({stage.sequence for stage in self.recipe.stages if stage.packing == "best-fit"})
+        sources = tuple(self._packed_source(source, lengths, directory) for source in manifest.sources)
+        if sources == manifest.sources:
+            return manifest
+        packed = dataclasses.replace(manifest, sources=sources)
+        if (directory / MANIFEST_FILE).exists():
+            packed.save(directory)
+        return packed
+
+    def _packed_source(self, source: SourceEntry, lengths: list[int], directory: Path) -> SourceEntry:
+        missing = [T for T in lengths if source.chunk_tokens >= T and source.packing(T) is None]
+        plans = list(source.packings)
+        if missing:
+            ends = np.memmap(directory / source.ends.file, "<i8", "r")
+        for T in missing:
+            plans.append(write_packing(directory, source, T, ends))
+            facts = {"source": source.name, "sequence": T, "padding": 1 - plans[-1].target_share}
+            self.tell("packed", facts)
+        return dataclasses.replace(source, packings=tuple(sorted(plans, key=lambda plan: plan.sequence_length)))
 
     def _registered(self, number: int, entry: SourceEntry | None = None) -> Registration:
         """``entry``: as it was registered before, which stays where the same documents were found in the same place."""
@@ -258,6 +323,7 @@ class _Build:
         tokenizer, made = obtain(self.recipe.tokenizer, list(sources), self.made)
         tokenizer.save(self.output / TOKENIZER_FILE)
         self.tell("tokenizer", {"vocabulary": tokenizer.vocabulary, "digest": tokenizer.digest})
+        sources = [self._decided(number, work, tokenizer) for number, work in enumerate(sources)]
         assembly = Assembly(
             sources=sources,
             seed=self.seed,
@@ -284,6 +350,7 @@ class _Build:
             },
         )
         self.preparation.save_report(self.output)
+        manifest = self._packed(manifest, self.output)
         manifest.save(self.output)
         hit("build.assembled", 0)
         publish(self.output, self.directory)
@@ -292,7 +359,18 @@ class _Build:
         return manifest
 
     def _split(self, number: int) -> SourceWork:
-        spool, name = self.spools[number], self.recipe.data.sources[number].name
+        """Documents that may be held out come first; the tokenizer is trained on the others."""
+        source, spool = self.recipe.data.sources[number], self.spools[number]
+        by, name = self._held_out_by(source), source.name
+        if source.held_out_at is not None and by == "order":
+            raise ConfigError(
+                f"source {name}: held_out_at without a rule that it belongs to",
+                "order has no threshold, and nothing is held out with data.held_out = 0",
+                f"held_out_by is {', '.join(name for name in KEYS if name != 'order')}",
+            )
+        if by != "order":
+            limit = threshold_of(by, source.held_out_at) if source.held_out_at is not None else self._lowest(number).limit
+            return self._arranged(number, limit)
         order = Shuffled(len(spool), self.seed, name)
         wanted = min(self.recipe.data.held_out * _CANDIDATE_BYTES_PER_TOKEN, spool.total_bytes // 2)
         position = candidate_bytes = 0
@@ -303,6 +381,41 @@ class _Build:
                 candidate_bytes += size
                 position += 1
         return SourceWork(name, spool, order, position)
+
+    def _lowest(self, number: int) -> Lowest:
+        spool = self.spools[number]
+        wanted = min(self.recipe.data.held_out * _CANDIDATE_BYTES_PER_TOKEN, spool.total_bytes // 2)
+        return lowest(spool.keys, spool.sizes, wanted)
+
+    def _arranged(self, number: int, threshold: int) -> SourceWork:
+        """With the documents below ``threshold`` held out. ConfigError: it has none there, or only those."""
+        source, spool = self.recipe.data.sources[number], self.spools[number]
+        shuffled, path = Shuffled(len(spool), self.seed, source.name), self.made / f"order-{number}"
+        below = Arranged.write(path, lambda: shuffled.blocks(0, len(spool)), spool.keys, threshold)
+        if not 0 < below < len(spool):
+            by, side = self._held_out_by(source), "held-out" if below else "training"
+            unknown = sum(int((spool.keys[at : at + 2**16] == UNKNOWN).sum()) for at in range(0, len(spool), 2**16))
+            raise ConfigError(
+                f"source {source.name}: all {len(spool):,} documents are on the {side} side"
+                + (f"; {unknown:,} have no {FACT[by]}" if unknown else ""),
+                f"held_out_by = {by!r}: a source has documents on both sides"
+                + (f", and is trained on those without {FACT[by]}" if by in FACT else ""),
+                "hold out by another rule, or by another held_out_at",
+            )
+        return SourceWork(source.name, spool, Arranged(path), below, path)
+
+    def _decided(self, number: int, work: SourceWork, tokenizer: Tokenizer) -> SourceWork:
+        """With the documents that are held out first, and no others of those that might have been."""
+        source = self.recipe.data.sources[number]
+        if work.arranged is None:
+            return work
+        threshold = threshold_of(self._held_out_by(source), source.held_out_at) if source.held_out_at is not None else None
+        if threshold is None:
+            found = self._lowest(number)
+            threshold = reaching(found, token_counts(work.spool, found.documents, tokenizer), self.recipe.data.held_out)
+            work = self._arranged(number, threshold)
+        self.rules[number] = rule(self._held_out_by(source), threshold, work.spool.keys)
+        return dataclasses.replace(work, held_out=work.candidates)
 
     def _refuse_few_documents(self, sources: list[SourceWork]) -> None:
         """Before the tokenizer: what was set apart from its training must not be all there is."""
@@ -319,7 +432,8 @@ class _Build:
 
     def _entry(self, number: int, tokens: SourceTokens) -> SourceEntry:
         source, training = self.recipe.data.sources[number], tokens.training
-        _refuse_small(source.name, self.recipe.data.held_out, training, tokens.held_out)
+        wanted = self.recipe.data.held_out if source.held_out_at is None else 1
+        _refuse_small(source.name, wanted, training, tokens.held_out)
         return SourceEntry(
             name=source.name,
             kind=str(source.kind),
@@ -337,6 +451,8 @@ class _Build:
             digest="",
             preparation=self.preparation.inventory(source.name),
             registered=self._registered(number),
+            held_out_rule=self.rules.get(number),
+            document_facts=tokens.facts,
         ).sealed()
 
 

@@ -2,7 +2,8 @@
 
 Resolving fills in the sizes; what is checked here needs the stream itself: how far into each source the last sequence
 reaches, in chunk slots, against floor(cap * slots) (CONTRACTS section 1). A run that would need more is refused before it
-starts, with the tokens that would fit.
+starts, with the tokens that would fit; or, where the recipe says so, its mixtures are rebalanced by the rule of ``rebalance.py``,
+and the Spec says what was asked.
 """
 
 from __future__ import annotations
@@ -13,10 +14,12 @@ from typing import TYPE_CHECKING
 from headway.base.errors import ConfigError, Problem
 from headway.base.units import format_count
 from headway.data.manifest import DataManifest
+from headway.data.packing import packing_digest
 from headway.data.stream import Coverage, Stream, source_coverage
 from headway.recipe.load import LoadedRecipe
-from headway.recipe.resolve import DataFacts, SourceFacts, resolve
-from headway.recipe.spec import Spec
+from headway.recipe.rebalance import Mixtures, NothingFits, rebalance
+from headway.recipe.resolve import DataFacts, SourceFacts, resolve, with_mixtures
+from headway.recipe.spec import PackedSpec, Spec
 
 if TYPE_CHECKING:
     from headway.recipe.schema import Recipe
@@ -29,6 +32,7 @@ def data_facts(manifest: DataManifest) -> DataFacts:
         tokenizer_digest=manifest.tokenizer.digest,
         vocabulary=manifest.tokenizer.vocabulary,
         document_token=manifest.tokenizer.document_token,
+        infill=manifest.tokenizer.fim,
         sources=tuple(
             SourceFacts(
                 name=source.name,
@@ -37,6 +41,11 @@ def data_facts(manifest: DataManifest) -> DataFacts:
                 target_share=source.target_share,
                 digest=source.digest,
                 licence=source.licence,
+                packed={
+                    plan.sequence_length: PackedSpec(plan.bins, plan.target_share, packing_digest(plan))
+                    for plan in source.packings
+                },
+                quality=dict(getattr(source, "quality", None) or {}),
             )
             for source in manifest.sources
         ),
@@ -49,10 +58,32 @@ def freeze(recipe: Recipe | LoadedRecipe, manifest: DataManifest, *, parent: dic
     ConfigError: a cap exceeded, a sequence longer than a chunk or than what a source holds out.
     """
     spec = resolve(recipe, data_facts(manifest), parent=parent)
+    whole = recipe.recipe if isinstance(recipe, LoadedRecipe) else recipe
+    if whole.data.beyond_cap == "rebalance":
+        spec = rebalanced(spec)
     check_caps(spec)
     where = recipe.locate(("data", "held_out")) if isinstance(recipe, LoadedRecipe) else ""
     check_held_out(spec, manifest, where)
     return spec
+
+
+def rebalanced(spec: Spec) -> Spec:
+    """``spec`` with every source within its cap; ConfigError with the numbers where no mixture of the stages does that."""
+    asked = tuple(stage.quanta for stage in spec.stages)
+
+    def beyond(mixtures: Mixtures) -> frozenset[int]:
+        return frozenset(k for k, c in enumerate(source_coverage(with_mixtures(spec, mixtures))) if not c.within_cap)
+
+    try:
+        return with_mixtures(spec, rebalance(asked, beyond))
+    except NothingFits as error:
+        stream, coverage = Stream(spec), source_coverage(spec)
+        over = sorted({error.source} | beyond(asked))
+        problems = [_problem(spec, stream, k, coverage[k]) for k in over if not coverage[k].within_cap]
+        seen = f"rebalancing finds no mixture in which source {spec.sources[error.source].name} is within its cap"
+        rule = "what a source may not give is taken from the others of the same stage, within their caps"
+        way_out = "shorten the stages, raise caps, or add sources to stages that have no other"
+        raise ConfigError([Problem(seen, rule, way_out), *problems]) from None
 
 
 def check_held_out(spec: Spec, manifest: DataManifest, where: str = "") -> None:
@@ -98,7 +129,8 @@ def _problem(spec: Spec, stream: Stream, k: int, coverage: Coverage) -> Problem:
         way_out=(
             f"stage {name} fits with at most {fits:,} tokens ({format_count(fits)}) instead of {asked:,}; "
             f"or cap_epochs = {needed:g}; "
-            f"or about {coverage.allowed_slots / coverage.final_slot:.2g} of the weight of {coverage.source}"
+            f"or about {coverage.allowed_slots / coverage.final_slot:.2g} of the weight of {coverage.source}; "
+            'or data.beyond_cap = "rebalance", which gives the rest to the other sources'
         ),
     )
 

@@ -4,6 +4,7 @@
       manifest.json
       tokenizer.json
       00-code/           shard-00000.bin ...   flat little-endian tokens        documents.ends   uint64, one per document
+                         documents.facts .origins .index                        where each document is from (``facts.py``)
       00-code/held-out/  the same, never trained on
 
 Identity is content: ``digest()`` covers tokens, tokenizer and document ends, and leaves out names of people, licences,
@@ -31,7 +32,9 @@ BLOCK_BYTES = 2**20
 DTYPES = {"uint16": "<u2", "uint32": "<u4"}
 _SEAL = "seal"
 _FIRST = ("file", "digest", "vocabulary", "document_token", "document_token_id")
-_NOT_CONTENT = ("licence", "provenance", "dropped", "digest", "preparation", "registered")
+_NOT_CONTENT = ("licence", "provenance", "dropped", "digest", "preparation", "registered", "document_facts", "packings")
+_CONTENT_IF_THERE = ("held_out_rule",)
+"""Left out at None, so that digests of earlier manifests stay."""
 
 
 @dataclass(frozen=True)
@@ -86,6 +89,60 @@ class TokenSet:
 
 
 @dataclass(frozen=True)
+class TableFile:
+    """``blocks``: xxh3_64 per 1 MiB, the last may be shorter."""
+
+    file: str
+    bytes: int
+    xxh3_128: str
+    blocks: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Packing:
+    """Windows of ``sequence_length`` tokens by best fit (``packing.py``): a plan over a source's documents, and no content."""
+
+    sequence_length: int
+    version: int
+    bins: tuple[int, ...]  # of every chunk, the tail last
+    target_share: float  # targets per token of a window: the rest is padding
+    rows: TableFile  # two uint64 per bin
+    pieces: TableFile  # two uint64 per piece of a document
+
+
+@dataclass(frozen=True)
+class OriginsEntry:
+    """What documents of one token set do not share."""
+
+    origins: TableFile
+    index: TableFile
+
+
+@dataclass(frozen=True)
+class DocumentFacts:
+    """Where a source's documents are from. ``found``: digest of all of it in the order found, whatever the shuffle."""
+
+    facts: TableFile
+    training: OriginsEntry
+    held_out: OriginsEntry | None
+    found: str
+
+
+@dataclass(frozen=True)
+class HeldOutRule:
+    """How a source's held-out documents are told from the others, where they are not the first of its shuffled order.
+
+    content, repository: a document is held out iff the keyed hash of its text, of its repository's name, is below ``at``;
+    time: iff its time is ``at`` or later. Documents without that fact are trained on.
+    """
+
+    by: str  # content, repository, time
+    at: str  # hexadecimal, or a time in UTC
+    groups: int  # held out: different texts, repositories, times
+    unknown: int  # training documents without the fact
+
+
+@dataclass(frozen=True)
 class PreparationStep:
     """What a step of the preparation did to a source. Bytes are UTF-8 text.
 
@@ -135,14 +192,21 @@ class SourceEntry:
     digest: str  # of the content-defining parts of this entry
     preparation: tuple[PreparationStep, ...] = ()  # inventory of what was read, step by step; none: taken as it was
     registered: Registration | None = None  # None: written before sources were registered
+    held_out_rule: HeldOutRule | None = None  # None: the first documents of the shuffled order
+    document_facts: DocumentFacts | None = None  # None: written before they were kept
+    packings: tuple[Packing, ...] = ()  # by sequence length, each once
 
     @property
     def training(self) -> TokenSet:
         return TokenSet(self.tokens, self.documents, self.bytes, self.shards, self.ends)
 
+    def packing(self, sequence_length: int) -> Packing | None:
+        return next((plan for plan in self.packings if plan.sequence_length == sequence_length), None)
+
     def content(self) -> dict:
         plain = dataclasses.asdict(self)
-        return {key: value for key, value in plain.items() if key not in _NOT_CONTENT}
+        absent = {key for key in _CONTENT_IF_THERE if plain[key] is None}
+        return {key: value for key, value in plain.items() if key not in _NOT_CONTENT and key not in absent}
 
     def sealed(self) -> SourceEntry:
         """The same entry with its digest filled in."""

@@ -25,7 +25,8 @@ from headway.base.failpoints import hit
 from headway.base.files import read_json, unique_sibling, write_json
 from headway.base.plain import from_plain
 from headway.data.manifest import DTYPES
-from headway.data.spool import SealedSpool, Shuffled, file_digest, unsealed
+from headway.data.split import Order
+from headway.data.spool import SealedSpool, file_digest, unsealed
 from headway.data.tokenizer import Tokenizer, lost
 
 FEWEST_BYTES, MOST_BYTES, PARTS_PER_SOURCE = 4 * 2**20, 64 * 2**20, 256
@@ -112,7 +113,7 @@ class PartPlace:
         return from_plain(PartReceipt, unsealed(read_json(path, "receipt of a part"), path))
 
 
-def plan(source: int, spool: SealedSpool, order: Shuffled, part_bytes: int | None) -> Iterator[PartTask]:
+def plan(source: int, spool: SealedSpool, order: Order, part_bytes: int | None) -> Iterator[PartTask]:
     """Where the source is cut. ``part_bytes`` None: such that a large source has some hundred parts."""
     wanted = part_bytes or min(MOST_BYTES, max(FEWEST_BYTES, spool.total_bytes // PARTS_PER_SOURCE))
     number = start = position = size = 0
@@ -124,9 +125,7 @@ def plan(source: int, spool: SealedSpool, order: Shuffled, part_bytes: int | Non
                 number, start, size = number + 1, position, 0
 
 
-def tokenise(
-    task: PartTask, spool: SealedSpool, order: Shuffled, tokenizer: Tokenizer, place: PartPlace, tell: Tell
-) -> PartReceipt:
+def tokenise(task: PartTask, spool: SealedSpool, order: Order, tokenizer: Tokenizer, place: PartPlace, tell: Tell) -> PartReceipt:
     """Make one part. ``tell``: documents, bytes of text and tokens since it was last told."""
     hit("build.part_begin", task.number)
     stem = place.stem(task)
@@ -162,6 +161,12 @@ def tokenise(
     write_json(stem.with_suffix(".json"), sealed(dataclasses.asdict(receipt)))
     hit("build.part_sealed", task.number)
     return receipt
+
+
+def token_counts(spool: SealedSpool, documents: np.ndarray, tokenizer: Tokenizer) -> Iterator[np.ndarray]:
+    """Of some documents after the other, as a part would have them."""
+    for some in _batches(spool, documents):
+        yield np.array([ids.size + 1 for ids in tokenizer.encode_arrays(list(spool.texts(some)))], np.int64)
 
 
 def _tokens(spool: SealedSpool, documents: np.ndarray, tokenizer: Tokenizer, dtype: str) -> tuple[np.ndarray, np.ndarray]:

@@ -4,6 +4,9 @@
     slots    an epoch visits the G chunks in its own order, the tail last:      slot = e * slots + place in the order
     windows  w = floor(C / T) per chunk, w_t = floor(tail / T) in the tail, in an order of their own per chunk and epoch
 
+In a stage that is packed by best fit, the windows of a chunk are its bins (``packing.py``), whose number differs from chunk to
+chunk; everything else is the same.
+
 A window of T needs T + 1 tokens: targets are the tokens one further on, so windows cover tokens 1 .. n - 1 as targets
 (hence n - 1 in G). C never follows from T. When T changes, the next window length begins at the first chunk that no window
 has touched (H), so nothing seen comes back early and at most one chunk is left unread. CONTRACTS section 1.
@@ -14,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import lru_cache
 
 import numpy as np
 
@@ -40,7 +44,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Places:
-    """Per ordinal: epoch, and the token at which its window starts."""
+    """Per ordinal: epoch, and the token at which its window starts; of a packed source, the number of its bin."""
 
     epoch: np.ndarray
     token: np.ndarray
@@ -57,9 +61,11 @@ class SourceShape:
     key: Hashable
     tokens: int
     chunk_tokens: int
+    bins: tuple[int, ...] = ()  # packed by best fit for one window length: bins of every chunk, the tail last; empty: cut
 
     def __post_init__(self) -> None:
         assert min(self.tokens - 1, self.chunk_tokens) >= 1, self
+        assert not self.bins or (len(self.bins) == self.slots and min(self.bins) >= 1), self
 
     @property
     def full_chunks(self) -> int:
@@ -74,23 +80,49 @@ class SourceShape:
         return self.full_chunks + (self.tail_tokens > 0)
 
     def windows(self, sequence_length: int) -> Windows:
+        """Of a source that is cut."""
         per_chunk, tail = self.chunk_tokens // sequence_length, self.tail_tokens // sequence_length
         return Windows(per_chunk, tail, self.full_chunks * per_chunk + tail)
 
-    def _rest_of_epoch(self, slot: int, windows: Windows) -> int:
-        """Windows from chunk slot ``slot`` to the end of its epoch."""
-        return (self.full_chunks - slot) * windows.per_chunk + windows.tail
+    def epoch_windows(self, sequence_length: int) -> int:
+        """Windows, or bins, of an epoch."""
+        return sum(self.bins) if self.bins else self.windows(sequence_length).epoch
+
+    def windows_of(self, chunk: int, sequence_length: int) -> int:
+        """Windows, or bins, of one chunk; number ``full_chunks`` is the tail."""
+        if self.bins:
+            return self.bins[chunk]
+        windows = self.windows(sequence_length)
+        return windows.per_chunk if chunk < self.full_chunks else windows.tail
+
+    def _before(self, epoch: int, slot: int, sequence_length: int) -> int:
+        """Windows in the slots of ``epoch`` before ``slot``, which is one of them."""
+        if self.bins:
+            return int(_bins_before(self, epoch)[slot])
+        return slot * self.windows(sequence_length).per_chunk
+
+    def _slots_touched(self, epoch: int, index: int, sequence_length: int) -> int:
+        """Slots of ``epoch`` that its first ``index`` windows lie in."""
+        if self.bins:
+            return int(_bins_before(self, epoch).searchsorted(index))
+        return min(-(-index // self.windows(sequence_length).per_chunk), self.slots)
 
     def slots_used(self, entry: Entry, sequence_length: int) -> int:
         """First slot that the ``entry.ordinals`` windows since ``entry.slot`` left untouched."""
         if entry.ordinals == 0:
             return entry.slot
-        windows, (epoch, slot) = self.windows(sequence_length), divmod(entry.slot, self.slots)
-        rest = self._rest_of_epoch(slot, windows)
-        if entry.ordinals <= rest:
-            return epoch * self.slots + min(slot + -(-entry.ordinals // windows.per_chunk), self.slots)
-        more, index = divmod(entry.ordinals - rest, windows.epoch)
-        return (epoch + 1 + more) * self.slots + min(-(-index // windows.per_chunk), self.slots)
+        epoch, index = self._last(entry, sequence_length)
+        return epoch * self.slots + self._slots_touched(epoch, index, sequence_length)
+
+    def _last(self, entry: Entry, sequence_length: int) -> tuple[int, int]:
+        """The epoch that goes on, and how many of its windows are used, those before ``entry.slot`` included. The first epoch
+        goes on until one more is asked for, later ones end with their last window."""
+        whole, (epoch, slot) = self.epoch_windows(sequence_length), divmod(entry.slot, self.slots)
+        index = self._before(epoch, slot, sequence_length) + entry.ordinals
+        if index <= whole:
+            return epoch, index
+        more, left = divmod(index, whole)
+        return epoch + more, left
 
     def unread_windows(self, entry: Entry, sequence_length: int) -> int:
         """Windows of the last touched slot that are left behind when the window length changes after ``entry``.
@@ -99,16 +131,12 @@ class SourceShape:
         """
         if entry.ordinals == 0:
             return 0
-        windows, slot = self.windows(sequence_length), entry.slot % self.slots
-        rest = self._rest_of_epoch(slot, windows)
-        if entry.ordinals < rest:
-            index = entry.ordinals + slot * windows.per_chunk
-        else:
-            index = (entry.ordinals - rest) % windows.epoch
-        place = min(index // windows.per_chunk, self.full_chunks)
-        read = index - place * windows.per_chunk
-        whole = windows.per_chunk if place < self.full_chunks else windows.tail
-        return whole - read if read else 0
+        epoch, index = self._last(entry, sequence_length)
+        if index == 0:
+            return 0
+        place = self._slots_touched(epoch, index, sequence_length) - 1
+        chunk = int(self._chunks(np.array([epoch]), np.array([place]))[0])
+        return self._before(epoch, place, sequence_length) + self.windows_of(chunk, sequence_length) - index
 
     def allowed_slots(self, cap_epochs: float) -> int:
         """floor(cap * slots), exact for the decimal that was written (2.3 * 100 is 230)."""
@@ -120,38 +148,54 @@ class SourceShape:
         ``bad``: which of windows that begin at these tokens must not be read. Such a one is replaced by the next place of its
         chunk, then of the next chunk of its epoch, whose window is healthy; nothing else moves. RunError where none is.
         """
-        windows, (first_epoch, first_slot) = self.windows(sequence_length), divmod(entry.slot, self.slots)
-        ordinal = entry.ordinals + np.asarray(ordinal, np.int64)
-        rest = self._rest_of_epoch(first_slot, windows)
-        beyond = ordinal - rest
-        in_first = beyond < 0
-        epoch = np.where(in_first, first_epoch, first_epoch + 1 + beyond // windows.epoch)
-        index = np.where(in_first, ordinal + first_slot * windows.per_chunk, beyond % windows.epoch)
+        whole, (first_epoch, first_slot) = self.epoch_windows(sequence_length), divmod(entry.slot, self.slots)
+        index = self._before(first_epoch, first_slot, sequence_length) + entry.ordinals + np.asarray(ordinal, np.int64)
+        epoch, index = first_epoch + index // whole, index % whole
         token = self._tokens(epoch, index, sequence_length)
         if bad is None:
             return Places(epoch, token)
         wanting, tried = np.flatnonzero(bad(token, np.arange(token.size))), 0
         while wanting.size:
             tried += 1
-            if tried >= windows.epoch:
+            if tried >= whole:
                 name = self.key[-1] if isinstance(self.key, tuple) else self.key
                 raise RunError(
                     f"every window of source {name} is damaged",
                     "a damaged window is replaced by a healthy one of its epoch",
                     "restore the data from a copy",
                 )
-            index[wanting] = (index[wanting] + 1) % windows.epoch
+            index[wanting] = (index[wanting] + 1) % whole
             token[wanting] = self._tokens(epoch[wanting], index[wanting], sequence_length)
             wanting = wanting[bad(token[wanting], wanting)]
         return Places(epoch, token)
 
     def _tokens(self, epoch: np.ndarray, index: np.ndarray, sequence_length: int) -> np.ndarray:
-        """First token of the window in each place of its epoch."""
+        """First token of the window in each place of its epoch; its bin in a packed source."""
+        if self.bins:
+            return self._bins(epoch, index, sequence_length)
         per_chunk = self.windows(sequence_length).per_chunk
         slot = np.minimum(index // per_chunk, self.full_chunks)
         chunk = self._chunks(epoch, slot)
         window = self._windows_of(epoch, chunk, index - slot * per_chunk, sequence_length)
         return chunk * self.chunk_tokens + window * sequence_length
+
+    def _bins(self, epoch: np.ndarray, index: np.ndarray, sequence_length: int) -> np.ndarray:
+        """Chunks are walked one by one: each has bins of its own number."""
+        bins, first = np.empty_like(index), np.cumsum((0, *self.bins))
+        for e in np.unique(epoch).tolist():
+            before, in_epoch = _bins_before(self, e), np.flatnonzero(epoch == e)
+            slot = before.searchsorted(index[in_epoch], "right") - 1
+            for s in np.unique(slot).tolist():
+                at = in_epoch[slot == s]
+                chunk = int(self._chunks(np.array([e]), np.array([s]))[0])
+                key = derive_key("bins", self.key, e, chunk, sequence_length)
+                bins[at] = first[chunk] + permute(index[at] - before[s], self.bins[chunk], key)
+        return bins
+
+    def first_token_of(self, slot: int) -> int:
+        """Of the chunk in ``slot``, counted over epochs."""
+        epoch, place = divmod(slot, self.slots)
+        return int(self._chunks(np.array([epoch]), np.array([place]))[0]) * self.chunk_tokens
 
     def _chunks(self, epoch: np.ndarray, slot: np.ndarray) -> np.ndarray:
         """The chunk in each slot; the tail (number G) keeps the last one."""
@@ -172,3 +216,11 @@ class SourceShape:
                 keys = [derive_key("win", self.key, e, c, sequence_length) for e, c in pairs]
                 window[at] = permute(index[at], size, np.stack(keys, axis=1)[:, which])
         return window
+
+
+@lru_cache(maxsize=64)
+def _bins_before(shape: SourceShape, epoch: int) -> np.ndarray:
+    """Bins before each slot of ``epoch``, and of all of them: a running sum in that epoch's order of chunks."""
+    slots = np.arange(shape.slots)
+    order = shape._chunks(np.full_like(slots, epoch), slots)
+    return np.concatenate([[0], np.cumsum(np.array(shape.bins)[order])])

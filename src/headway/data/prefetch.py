@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from typing import Generic, NamedTuple, TypeVar
 
 from headway.base.clocks import Clock, SystemClock
@@ -25,6 +27,20 @@ class Fetched(NamedTuple, Generic[Item]):
 
     item: Item
     wait_ns: int
+
+
+@dataclass
+class LoaderCounts:
+    """Since the thread started. ``ready``: items in the queue at each ``get``, summed; ``empty``: gets that found none."""
+
+    depth: int  # of the queue
+    steps: int = 0
+    wait_ns: int = 0  # boot time that gets were blocked
+    ready: int = 0
+    empty: int = 0
+    busy_ns: int = 0  # boot time inside fetches
+    cpu_ns: int = 0  # of the thread, inside fetches
+    span_ns: int = 0  # boot time
 
 
 class _Failure(NamedTuple):
@@ -46,24 +62,35 @@ class Prefetcher(Generic[Item]):
         clock: Clock | None = None,
     ):
         assert depth >= 1, depth
+        self.ready = 0
+        """Items that the last ``get`` found in the queue."""
         self._fetch, self._next, self._end = fetch, first, end
         self._on_stall, self._stall_seconds = on_stall, stall_seconds
         self._clock = clock or SystemClock()
         self._queue: queue.Queue = queue.Queue(maxsize=depth)
+        self._counts, self._began_ns = LoaderCounts(depth), self._clock.stamp().boot_ns
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._work, args=(first,), name="headway-prefetch", daemon=True)
         self._thread.start()
 
     def _work(self, step: int) -> None:
         while not self._stopped.is_set() and (self._end is None or step < self._end):
-            try:
-                item: object = self._fetch(step)
-            except BaseException as error:
-                item = _Failure(error)
+            item = self._measured(step)
             self._put((step, item))
             if isinstance(item, _Failure):
                 return
             step += 1
+
+    def _measured(self, step: int) -> object:
+        """The item, or why there is none; the time is of this thread alone, which alone counts it."""
+        boot_ns, cpu_ns = self._clock.stamp().boot_ns, time.thread_time_ns()
+        try:
+            return self._fetch(step)
+        except BaseException as error:
+            return _Failure(error)
+        finally:
+            self._counts.busy_ns += self._clock.stamp().boot_ns - boot_ns
+            self._counts.cpu_ns += time.thread_time_ns() - cpu_ns
 
     def _put(self, entry: tuple[int, object]) -> None:
         while not self._stopped.is_set():
@@ -77,12 +104,22 @@ class Prefetcher(Generic[Item]):
         assert step == self._next, (step, self._next)
         assert self._end is None or step < self._end, (step, self._end)
         assert not self._stopped.is_set(), "get after close"
-        before = self._clock.stamp().boot_ns
+        before, ready = self._clock.stamp().boot_ns, self._queue.qsize()
         item = self._take(before)
         if isinstance(item, _Failure):
             raise item.error  # the next stays: asking again raises again
         self._next += 1
-        return Fetched(item, self._clock.stamp().boot_ns - before)
+        waited_ns = self._clock.stamp().boot_ns - before
+        self.ready = ready
+        self._counts.steps += 1
+        self._counts.wait_ns += waited_ns
+        self._counts.ready += ready
+        self._counts.empty += not ready
+        return Fetched(item, waited_ns)
+
+    def counts(self) -> dict[str, int]:
+        """How the queue and its thread fared so far."""
+        return asdict(self._counts) | {"span_ns": self._clock.stamp().boot_ns - self._began_ns}
 
     def _take(self, before: int):
         while True:

@@ -12,32 +12,51 @@ Shapes: B windows, T time.
 
 from __future__ import annotations
 
+import os
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import xxhash
 
 from headway.base.digests import digest_file
 from headway.base.errors import ConfigError, DamagedData, EnvironmentFault, from_os_error
+from headway.data.ahead import Ahead, Wish
+from headway.data.cache import Held, Traffic
+from headway.data.infill import infilled
 from headway.data.manifest import BLOCK_BYTES, DTYPES, DataManifest, ShardEntry, TokenSet
-from headway.data.stream import Positions
-from headway.recipe.spec import Spec
+from headway.data.mapped import check_size, damaged, map_file, read_plainly
+from headway.data.packing import packing_digest
+from headway.data.place import DataPlace
+from headway.data.plans import Plan
+from headway.data.stream import ChunkSpan, Positions
+from headway.recipe.spec import Spec, StageSpec
 
 
 @dataclass(frozen=True)
 class WindowBatch:
-    """``tokens_BT`` and ``targets_BT`` are int64 views of one array. ``document_BT`` counts documents within the window,
-    ``position_BT`` restarts at each document token (a document that began before the window starts at 0 too)."""
+    """int64. ``document_BT`` counts documents within the window, ``position_BT`` restarts at each document token (a document that
+    began before the window starts at 0 too). Padding is a document of its own."""
 
     tokens_BT: np.ndarray
     targets_BT: np.ndarray
     document_BT: np.ndarray
     position_BT: np.ndarray
     source_B: np.ndarray
+    scored_BT: np.ndarray | None = None  # bool: which targets count; None: all
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeldOutBatch(WindowBatch):
+    """``in_document_BT``: where each target stands in its document, 0: the document token. A target of -1 is none: the last
+    window is filled up behind the last held-out token that is scored."""
+
+    in_document_BT: np.ndarray
 
 
 @dataclass(frozen=True)
@@ -50,105 +69,194 @@ class DocumentSpan:
 
 
 class _Shard:
-    """One mapped file and which of its blocks have been verified."""
+    """One file and which of its blocks have been verified. It is mapped when a window first touches it, until ``release``."""
 
-    def __init__(self, root: Path, entry: ShardEntry, dtype: np.dtype, verify: bool, source: str | None):
-        self.entry, self.path, self.source = entry, root / entry.file, source
-        self.bytes = _map(self.path, entry.tokens * dtype.itemsize)
-        self.tokens = self.bytes.view(dtype)
-        self._unverified = np.full(len(entry.blocks), verify)
-        self._left = int(self._unverified.sum())
+    __slots__ = (
+        "_give_up",
+        "_held",
+        "_itemsize",
+        "_left",
+        "_unverified",
+        "entry",
+        "path",
+        "remote",
+        "size",
+        "source",
+        "tokens",
+        "traffic",
+    )
 
-    def touch(self, first: int, last: int) -> None:
-        """Verify the blocks that hold tokens [first, last) of this shard."""
-        if not self._left:
+    def __init__(self, of: _Tokens, entry: ShardEntry):
+        self.entry, self.path, self.source = entry, of.place.directory / entry.file, of.source
+        self.size, self._itemsize = entry.tokens * of.itemsize, of.itemsize
+        self.tokens = np.empty(0, of.dtype)
+        self.remote, self.traffic, self._give_up = of.place.shards, of.traffic, of.give_up
+        self._held: Held | None = None
+        self._unverified: np.ndarray | None = None
+        self._left = len(entry.blocks) if of.verify else 0
+
+    @property
+    def bytes(self) -> np.ndarray:
+        return self._attached().view(np.uint8)
+
+    def _attached(self) -> np.ndarray:
+        """The tokens, mapped."""
+        if not self.tokens.size and self.size:
+            began_ns = time.monotonic_ns()
+            if self.remote is None:
+                data = map_file(self.path, self.size)
+            else:
+                self._held = self.remote.cache.hold(self.remote.remote, self.entry, self.size, self.traffic, self._give_up)
+                data = self._held.bytes
+            self.tokens = data.view(self.tokens.dtype)
+            self.traffic.wait_ns += time.monotonic_ns() - began_ns
+        return self.tokens
+
+    def release(self) -> None:
+        """No window is expected to touch it soon: it may be taken out of the cache, and is verified again when it is back."""
+        if not self.tokens.size:
             return
-        size = self.tokens.itemsize
-        for block in range(first * size // BLOCK_BYTES, (last * size - 1) // BLOCK_BYTES + 1):
+        self.tokens = self.tokens[:0].copy()
+        if self.remote is not None:
+            self._held = None
+            self.remote.cache.release(self.entry, self.size)
+            if self._unverified is not None:
+                self._unverified[:] = True
+                self._left = self._unverified.size
+
+    def touch(self, first: int, last: int) -> np.ndarray:
+        """The tokens of this shard, of which those in [first, last) are verified."""
+        tokens = self._attached()
+        if not self._left:
+            return tokens
+        if self._unverified is None:
+            self._unverified = np.ones(len(self.entry.blocks), bool)
+        for block in range(first * self._itemsize // BLOCK_BYTES, (last * self._itemsize - 1) // BLOCK_BYTES + 1):
             if self._unverified[block]:
+                began_ns = time.monotonic_ns()
                 self._verify(block)
+                self.traffic.blocks += 1
+                self.traffic.wait_ns += time.monotonic_ns() - began_ns
+                self._unverified[block] = False
+                self._left -= 1
+        return self.tokens
 
     def _verify(self, block: int) -> None:
-        at, end = block * BLOCK_BYTES, min((block + 1) * BLOCK_BYTES, self.bytes.size)
-        _read_plainly(self.path, at, end)
-        if xxhash.xxh3_64_hexdigest(self.bytes[at:end].data) != self.entry.blocks[block]:
-            raise self._damaged(block, at, end)
-        self._unverified[block] = False
-        self._left -= 1
+        at, end = block * BLOCK_BYTES, min((block + 1) * BLOCK_BYTES, self.size)
+        if self.remote is None:
+            read_plainly(self.path, at, end)
+            if not self._is_whole(block, at, end):
+                raise self._damaged(block, at, end)
+        elif not self._is_whole_here(block, at, end):
+            assert self._held is not None
+            self._held = self.remote.cache.again(self.remote.remote, self.entry, self._held, self.traffic)
+            self.tokens = self._held.bytes.view(self.tokens.dtype)
+            if not self._is_whole_here(block, at, end):
+                raise self._damaged(block, at, end)
+
+    def _is_whole(self, block: int, at: int, end: int) -> bool:
+        return xxhash.xxh3_64_hexdigest(self.bytes[at:end].data) == self.entry.blocks[block]
+
+    def _is_whole_here(self, block: int, at: int, end: int) -> bool:
+        """In the cache: a file that cannot be read is one that is damaged, and another's file says nothing of what is mapped."""
+        assert self._held is not None
+        try:
+            is_mapped = os.stat(self._held.path).st_ino == self._held.inode
+            read_plainly(self._held.path, at, end)
+        except (OSError, EnvironmentFault):
+            return False
+        if not is_mapped:
+            return False
+        return self._is_whole(block, at, end)
 
     def _damaged(self, block: int, at: int, end: int) -> EnvironmentFault:
         """Training tokens can be named, so that a run may go on without them."""
-        fault = _damaged(self.path, f"block {block}, bytes {at} to {end}")
+        fault = damaged(self.where, f"block {block}, bytes {at} to {end}")
         if self.source is None:
             return fault
-        size = self.tokens.itemsize
-        first, last = at // size, end // size
+        first, last = at // self._itemsize, end // self._itemsize
         where = {"source": self.source, "token": self.entry.first_token + first, "tokens": last - first}
         return DamagedData({**where, "shard": self.entry.file, "block": block}, fault)
 
+    @property
+    def where(self) -> Path | str:
+        return self.path if self.remote is None else self.remote.remote.where(self.entry.file)
+
+    @property
+    def is_open(self) -> bool:
+        return self.tokens.size > 0
+
     def verify_all(self) -> None:
         if xxhash.xxh3_128_hexdigest(self.bytes.data) != self.entry.xxh3_128:
-            raise _damaged(self.path, "the whole file")
-
-
-def _read_plainly(path: Path, at: int, end: int) -> None:
-    """Bring bytes into memory by a read before the mapping is touched: a failing or cut file then gives an error that names it
-    (through a mapping it would kill the process), and a slow one blocks without holding the interpreter."""
-    try:
-        with path.open("rb", buffering=0) as file:
-            file.seek(at)
-            found = len(file.read(end - at))
-    except OSError as error:
-        raise from_os_error(error, path, "cannot read data file") from error
-    if found != end - at:
-        raise _damaged(path, f"ends {end - at - found} bytes early")
-
-
-def _damaged(path: Path, part: str) -> EnvironmentFault:
-    return EnvironmentFault(
-        f"data file {path} is not what the run was frozen with ({part})",
-        "its bytes do not have the digest that stands in the data manifest",
-        "restore that file from a copy, or build the data again in another directory",
-    )
-
-
-def _map(path: Path, size: int) -> np.ndarray:
-    """The file's bytes, mapped; a file of another size is refused here, other content at first touch."""
-    try:
-        found = path.stat().st_size
-        if found != size:
-            raise _damaged(path, f"{found} bytes instead of {size}")
-        return np.asarray(np.memmap(path, np.uint8, "r")) if size else np.empty(0, np.uint8)
-    except OSError as error:
-        raise from_os_error(error, path, "cannot read data file") from error
+            raise damaged(self.where, "the whole file")
 
 
 class _Tokens:
     """One token set: its shards as one run of tokens, and its document ends."""
 
-    def __init__(self, root: Path, entry: TokenSet, dtype: np.dtype, verify: bool, source: str | None = None):
+    def __init__(self, place: DataPlace, entry: TokenSet, dtype: np.dtype, verify: bool, source: str | None = None):
         """``source``: whose training tokens these are; None: tokens that are held out."""
-        self.entry = entry
-        self.shards = [_Shard(root, shard, dtype, verify, source) for shard in entry.shards]
-        self._first = np.array([shard.entry.first_token for shard in self.shards], np.int64)
-        path = root / entry.ends.file
-        ends = _map(path, entry.documents * 8)
+        self.entry, self.traffic = entry, Traffic()
+        self.place, self.dtype, self.verify, self.source = place, dtype, verify, source
+        self.siblings: list[_Tokens] = [self]
+        self._first = np.array([shard.first_token for shard in entry.shards], np.int64)
+        self._open: dict[int, _Shard] = {}
+        self._opened = False
+        if place.shards is None:
+            for shard in entry.shards:
+                check_size(f"{place.directory}/{shard.file}", shard.tokens * dtype.itemsize)
+        path = place.directory / entry.ends.file
+        ends = map_file(path, entry.documents * 8)
         if verify and xxhash.xxh3_128_hexdigest(ends.data) != entry.ends.xxh3_128:
-            raise _damaged(path, "the whole file")
+            raise damaged(path, "the whole file")
         self.ends = ends.view("<u8").view("<i8")  # signed, so that searchsorted with int64 copies nothing
         self.reading = ""
+
+    def shard(self, number: int) -> _Shard:
+        """It stays open until ``keep`` releases it: open files are few, however many there are."""
+        found = self._open.get(number)
+        if found is None:
+            found = _Shard(self, self.entry.shards[number])
+            self._open[number] = found
+        self._opened |= not found.is_open
+        return found
+
+    def give_up(self) -> bool:
+        """Release one shard of those that the same thread reads; False: none is open. Another window may want it back."""
+        shard = next((s for tokens in self.siblings for s in tokens._open.values() if s.is_open), None)
+        if shard is not None:
+            shard.release()
+        return shard is not None
+
+    @property
+    def itemsize(self) -> int:
+        return self.dtype.itemsize
+
+    def keep(self, low: np.ndarray, high: np.ndarray) -> None:
+        """Release every shard that has no token in any [low, high): the chunks that are being read."""
+        if not self._opened:
+            return
+        self._opened = False
+        for shard in self._open.values():
+            first, end = shard.entry.first_token, shard.entry.first_token + shard.entry.tokens
+            if shard.is_open and not ((low < end) & (high > first)).any():
+                shard.release()
+
+    def numbers(self, low: int, high: int) -> range:
+        """The shards that have a token in [low, high)."""
+        first, last = self._first.searchsorted([low, high - 1], "right").tolist()
+        return range(max(0, first - 1), last)
 
     def copy(self, start: int, out: np.ndarray) -> None:
         """Tokens [start, start + len(out)) into ``out``, over shard borders."""
         number = int(self._first.searchsorted(start, "right")) - 1
         done = 0
         while done < out.size:
-            shard = self.shards[number]
+            shard = self.shard(number)
             first = start + done - shard.entry.first_token
             last = min(first + out.size - done, shard.entry.tokens)
             self.reading = shard.entry.file
-            shard.touch(first, last)
-            out[done : done + last - first] = shard.tokens[first:last]
+            out[done : done + last - first] = shard.touch(first, last)[first:last]
             done, number = done + last - first, number + 1
         self.reading = ""
 
@@ -167,32 +275,63 @@ class _Tokens:
         return [DocumentSpan(first + i, a, b) for i, (a, b) in enumerate(pairwise(borders))]
 
     def verify_all(self) -> None:
-        for shard in self.shards:
+        for number in range(len(self.entry.shards)):
+            shard = self.shard(number)
             shard.verify_all()
+            shard.release()
+
+
+@dataclass(frozen=True)
+class _Spans:
+    """Of each part of a document in some windows, in their order: row and column it begins at, source, first token and tokens."""
+
+    row: np.ndarray
+    column: np.ndarray
+    source: np.ndarray
+    start: np.ndarray
+    tokens: np.ndarray
+
+    def each(self) -> Iterator[tuple[int, int, int, int, int]]:
+        return zip(*(part.tolist() for part in (self.row, self.column, self.source, self.start, self.tokens)), strict=True)
 
 
 class TokenReader:
-    """Windows of a data directory. Opening maps files and checks sizes, ends and tokenizer; tokens are checked on touch."""
+    """Windows of built data. Opening checks sizes, ends and tokenizer; shards are mapped and their tokens checked on touch."""
 
-    def __init__(self, directory: Path, manifest: DataManifest, verify: bool = True):
-        self.directory, self.manifest = Path(directory), manifest
+    def __init__(self, place: DataPlace | Path, manifest: DataManifest, verify: bool = True):
+        self.place, self.manifest = DataPlace.of(place), manifest
+        self.directory = self.place.directory
+        self._verify = verify
+        self._plans: dict[tuple[int, int], Plan] = {}
         dtype = np.dtype(DTYPES[manifest.dtype])
-        self._training = [_Tokens(self.directory, s.training, dtype, verify, s.name) for s in manifest.sources]
+        self._training = [_Tokens(self.place, s.training, dtype, verify, s.name) for s in manifest.sources]
+        for tokens in self._training:
+            tokens.siblings = self._training
         self._held_out = {
-            s.name: _Tokens(self.directory, s.held_out, dtype, verify) for s in manifest.sources if s.held_out is not None
+            s.name: _Tokens(self.place, s.held_out, dtype, verify) for s in manifest.sources if s.held_out is not None
         }
+        self._ahead = Ahead(self.place.shards) if self.place.shards is not None else None
         if verify:
             self._verify_tokenizer()
 
     @staticmethod
-    def open(directory: Path, spec: Spec) -> TokenReader:
+    def open(place: DataPlace | Path, spec: Spec) -> TokenReader:
         """The data that ``spec`` was frozen with; other data is refused, whatever its name."""
-        return TokenReader(directory, frozen_manifest(directory, spec))
+        return TokenReader(place, frozen_manifest(DataPlace.of(place).directory, spec))
 
     @property
     def reading(self) -> str:
         """The shard that is being read at this moment, empty when none: names the culprit of a stall."""
         return next((t.reading for t in [*self._training, *self._held_out.values()] if t.reading), "")
+
+    def _plan(self, source: int, sequence_length: int) -> Plan:
+        """Of the windows that best fit packs: its files are mapped when it is first asked for."""
+        found = self._plans.get((source, sequence_length))
+        if found is None:
+            packing = self.manifest.sources[source].packing(sequence_length)
+            assert packing is not None, (source, sequence_length)
+            found = self._plans[source, sequence_length] = Plan(self.directory, packing, self._verify)
+        return found
 
     def _verify_tokenizer(self) -> None:
         path = self.directory / self.manifest.tokenizer.file
@@ -201,52 +340,178 @@ class TokenReader:
         except OSError as error:
             raise from_os_error(error, path, "cannot read tokenizer") from error
         if found != self.manifest.tokenizer.digest:
-            raise _damaged(path, "the whole file")
+            raise damaged(path, "the whole file")
 
     def verify_all(self) -> None:
         """Every byte of every shard against its digest."""
         for tokens in [*self._training, *self._held_out.values()]:
             tokens.verify_all()
+        for number, source in enumerate(self.manifest.sources):
+            for packing in source.packings:
+                self._plan(number, packing.sequence_length).verify_all()
+
+    def stage_batch(self, positions: Positions, stage: StageSpec) -> WindowBatch:
+        """The windows at ``positions`` as ``stage`` trains on them: cut or packed, some documents with their middle last."""
+        T = stage.sequence_length
+        try:
+            batch = self._packed_batch(positions, T) if stage.packed else self.window_batch(positions, T)
+        except DamagedData as fault:
+            raise DamagedData(fault.damage | self._damaged_bins(fault.damage), fault) from None
+        if stage.infill is not None:
+            self._infill(batch, positions, stage)
+        return batch
+
+    def _damaged_bins(self, damage: dict[str, Any]) -> dict[str, Any]:
+        """The bins that read the damaged tokens, under every plan of the source: a stream does not know where bins lie."""
+        number = next(k for k, source in enumerate(self.manifest.sources) if source.name == damage["source"])
+        first, last = damage["token"], damage["token"] + damage["tokens"]
+        packed = [
+            {"sequence_length": T, "bins": self._plan(number, T).touching(first, last)}
+            for T in (plan.sequence_length for plan in self.manifest.sources[number].packings)
+        ]
+        return {"packed": packed} if packed else {}
+
+    def _infill(self, batch: WindowBatch, positions: Positions, stage: StageSpec) -> None:
+        """In place, document by document."""
+        assert stage.infill is not None
+        T, names = stage.sequence_length, [source.name for source in self.manifest.sources]
+        spans = self._pieces(positions, T) if stage.packed else _parts(batch.document_BT, positions)
+        for row, column, source, start, tokens in spans.each():
+            if stage.infill.sources and names[source] not in stage.infill.sources:
+                continue
+            infilled(
+                batch.tokens_BT[row],
+                batch.targets_BT[row],
+                (column, column + tokens),
+                document_token=self.manifest.tokenizer.document_token_id,
+                spec=stage.infill,
+                key=(names[source], int(positions.epoch[row]), start),
+            )
+
+    def targets(self, positions: Positions, stage: StageSpec) -> int:
+        """How many targets of the windows at ``positions`` count."""
+        if not stage.packed:
+            return len(positions.token) * stage.sequence_length
+        own = ((k, positions.token[positions.source == k]) for k in np.unique(positions.source).tolist())
+        return sum(int(self._plan(k, stage.sequence_length).filled(bins).sum()) for k, bins in own)
+
+    def pieces(self, source: int, bin: int, sequence_length: int) -> np.ndarray:
+        """First token and tokens of each piece in a bin of a packed source, in its order: int64 (pieces, 2)."""
+        found = self._plan(source, sequence_length).pieces(np.array([bin]))
+        return np.stack([found.start, found.tokens], axis=1)
+
+    def piece_starts(self, source: int, bins: np.ndarray, sequence_length: int) -> np.ndarray:
+        """First tokens of all pieces in some bins of a packed source."""
+        return self._plan(source, sequence_length).pieces(bins).start
+
+    def _pieces(self, positions: Positions, T: int) -> _Spans:
+        """Of packed windows."""
+        found = []
+        for k in np.unique(positions.source).tolist():
+            rows = np.flatnonzero(positions.source == k)
+            pieces = self._plan(k, T).pieces(positions.token[rows])
+            found.append(np.stack([rows[pieces.place], np.full_like(pieces.place, k), pieces.start, pieces.tokens]))
+        every = np.concatenate(found, axis=1)
+        row, source, start, tokens = every[:, np.argsort(every[0], kind="stable")]
+        before = np.cumsum(tokens) - tokens
+        column = before - before[row.searchsorted(row)]
+        return _Spans(row, column, source, start, tokens)
+
+    def _packed_batch(self, positions: Positions, T: int) -> WindowBatch:
+        B, pad = len(positions.source), self.manifest.tokenizer.document_token_id
+        tokens_BT, targets_BT, buffer = np.full((B, T), pad), np.full((B, T), pad), np.empty(T + 1, np.int64)
+        spans = self._pieces(positions, T)
+        for row, column, source, start, size in spans.each():
+            self._training[source].copy(start, buffer[: size + 1])
+            tokens_BT[row, column : column + size] = buffer[:size]
+            targets_BT[row, column : column + size] = buffer[1 : size + 1]
+        for k in np.unique(positions.source).tolist():
+            self._keep(k, spans.start[spans.source == k])
+        filled_B = np.bincount(spans.row, spans.tokens, minlength=B).astype(np.int64)
+        padded = np.flatnonzero(filled_B < T)
+        rows, columns = np.concatenate([spans.row, padded]), np.concatenate([spans.column, filled_B[padded]])
+        document_BT, position_BT = _documents(rows, columns, B, T)
+        scored_BT = np.arange(T) < filled_B[:, None]
+        return WindowBatch(tokens_BT, targets_BT, document_BT, position_BT, positions.source, scored_BT)
+
+    def _keep(self, source: int, token: np.ndarray) -> None:
+        """Of a source's shards those of the chunks that ``token`` lie in."""
+        chunk = self.manifest.sources[source].chunk_tokens
+        low = np.unique(token // chunk) * chunk
+        self._training[source].keep(low, low + chunk + 1)
 
     def window_batch(self, positions: Positions, sequence_length: int) -> WindowBatch:
         """The windows at ``positions``, in that order."""
-        return _batch(self._training, positions.source, positions.token, sequence_length)
+        batch = _batch(self._training, positions.source, positions.token, sequence_length)
+        for k in np.unique(positions.source).tolist():
+            self._keep(k, positions.token[positions.source == k])
+        return batch
 
     def training_blocks(self, source: int) -> Iterator[np.ndarray]:
         """All training tokens of a source in order, a verified block at a time."""
-        for shard in self._training[source].shards:
+        tokens = self._training[source]
+        for number in range(len(tokens.entry.shards)):
+            shard = tokens.shard(number)
             step = BLOCK_BYTES // shard.tokens.itemsize
             for first in range(0, shard.entry.tokens, step):
                 last = min(first + step, shard.entry.tokens)
-                shard.touch(first, last)
-                yield shard.tokens[first:last]
+                yield shard.touch(first, last)[first:last]
+            shard.release()
+
+    def expect(self, chunks: list[ChunkSpan]) -> None:
+        """Training will read these: what lies elsewhere is fetched meanwhile."""
+        if self._ahead is None:
+            return
+        wishes = []
+        for chunk in chunks:
+            tokens = self._training[chunk.source]
+            shards = (tokens.entry.shards[number] for number in tokens.numbers(chunk.first_token, chunk.end_token))
+            wishes += [Wish(shard, shard.tokens * tokens.itemsize, tokens.traffic) for shard in shards]
+        self._ahead.want(wishes)
+
+    @property
+    def is_remote(self) -> bool:
+        return self.place.shards is not None
+
+    def traffic(self) -> dict[str, dict[str, int]]:
+        """What reading took so far, by source."""
+        sets = [(s.name, t) for s, t in zip(self.manifest.sources, self._training)]
+        sets += [(f"{name}, held out", t) for name, t in self._held_out.items()]
+        return {name: tokens.traffic.to_json() for name, tokens in sets}
+
+    def close(self) -> None:
+        """Nothing more is fetched ahead."""
+        if self._ahead is not None:
+            self._ahead.close()
 
     def documents(self, source: int, start: int, end: int) -> list[DocumentSpan]:
         """The documents of a source's training tokens that have a token in [start, end)."""
         return self._training[source].spans(start, end)
 
-    def held_out_windows(self, source: str, sequence_length: int, tokens: int) -> int:
-        """How many held-out windows are scored: whole ones, in order, of at most ``tokens`` targets, at least one."""
+    def document_ends(self, source: int) -> np.ndarray:
+        """int64, mapped: the token after each of a source's training documents."""
+        return self._training[source].ends
+
+    def held_out_targets(self, source: str, sequence_length: int, tokens: int) -> int:
+        """How many held-out tokens are scored: at most ``tokens``, of all but the first. ConfigError: not one whole window is
+        there, and what a model does with long context would not be seen."""
         held_out = self._held_out.get(source)
-        available = (held_out.entry.tokens - 1) // sequence_length if held_out else 0
-        if not available:
+        available = held_out.entry.tokens - 1 if held_out else 0
+        if available < sequence_length:
             raise ConfigError(
                 f"source {source} has no held-out window of {sequence_length} tokens",
                 f"a window of T needs T + 1 tokens; held out: {held_out.entry.tokens if held_out else 0}",
                 "raise data.held_out and build the data again, or shorten the sequence",
             )
-        return min(available, max(1, tokens // sequence_length))
+        return min(available, max(1, tokens))
 
-    def held_out_batches(self, source: str, sequence_length: int, batch_windows: int, tokens: int) -> Iterator[WindowBatch]:
-        """The first ``tokens`` held-out tokens of ``source`` in whole windows; the last batch may be smaller."""
-        windows = self.held_out_windows(source, sequence_length, tokens)
+    def held_out_batches(self, source: str, sequence_length: int, batch_windows: int, tokens: int) -> Iterator[HeldOutBatch]:
+        """The first ``tokens`` held-out tokens of ``source`` as targets, each once, whatever the length of a window."""
+        T, targets = sequence_length, self.held_out_targets(source, sequence_length, tokens)
         number = next(i for i, s in enumerate(self.manifest.sources) if s.name == source)
-        for first in range(0, windows, batch_windows):
-            start = np.arange(first, min(first + batch_windows, windows), dtype=np.int64) * sequence_length
-            batch = _batch([self._held_out[source]], np.zeros_like(start), start, sequence_length)
-            yield WindowBatch(
-                batch.tokens_BT, batch.targets_BT, batch.document_BT, batch.position_BT, np.full_like(start, number)
-            )
+        for first in range(0, targets, batch_windows * T):
+            start = np.arange(first, min(first + batch_windows * T, targets), T, dtype=np.int64)
+            yield _held_out_batch(self._held_out[source], number, start, T, targets)
 
 
 def frozen_manifest(directory: Path, spec: Spec) -> DataManifest:
@@ -258,7 +523,21 @@ def frozen_manifest(directory: Path, spec: Spec) -> DataManifest:
             f"manifest digest: found {manifest.digest()}, frozen {spec.manifest_digest}; differs: {_differing(manifest, spec)}",
             "put its own data back in that place (a symbolic link will do), or build it again from the same documents",
         )
+    _check_plans(manifest, spec, directory)
     return manifest
+
+
+def _check_plans(manifest: DataManifest, spec: Spec, directory: Path) -> None:
+    """They are no content of the data: a directory may have lost them, or have others."""
+    for stage in spec.stages:
+        for source, frozen in zip(spec.sources, stage.packed):
+            plan = manifest.source(source.name).packing(stage.sequence_length)
+            if frozen.bins and (plan is None or packing_digest(plan) != frozen.digest):
+                raise EnvironmentFault(
+                    f"{directory} has {'no' if plan is None else 'another'} plan that packs {source.name} for stage {stage.name}",
+                    "a run reads the windows that it was frozen with",
+                    "build the data again with the run's recipe into the same directory: that adds its plans",
+                )
 
 
 def _differing(manifest: DataManifest, spec: Spec) -> str:
@@ -267,6 +546,15 @@ def _differing(manifest: DataManifest, spec: Spec) -> str:
     parts = [f"source {name}" for name in sorted(found.keys() | frozen.keys()) if found.get(name) != frozen.get(name)]
     parts += ["tokenizer"] if manifest.tokenizer.digest != spec.tokenizer.digest else []
     return ", ".join(parts) or "order of sources or stored type"
+
+
+def _parts(document_BT: np.ndarray, positions: Positions) -> _Spans:
+    """Of windows that were cut: a new document begins where the number changes."""
+    (B, T), opens = document_BT.shape, np.ones(document_BT.shape, bool)
+    np.not_equal(document_BT[:, 1:], document_BT[:, :-1], out=opens[:, 1:])
+    row, column = np.nonzero(opens)
+    tokens = np.diff(row * T + column, append=B * T)
+    return _Spans(row, column, positions.source[row], positions.token[row] + column, tokens)
 
 
 def _batch(sets: list[_Tokens], source_B: np.ndarray, start_B: np.ndarray, T: int) -> WindowBatch:
@@ -283,6 +571,30 @@ def _batch(sets: list[_Tokens], source_B: np.ndarray, start_B: np.ndarray, T: in
         columns.append(column)
     document_BT, position_BT = _documents(np.concatenate(rows), np.concatenate(columns), B, T)
     return WindowBatch(tokens_BT1[:, :-1], tokens_BT1[:, 1:], document_BT, position_BT, source_B)
+
+
+def _held_out_batch(held_out: _Tokens, number: int, start_B: np.ndarray, T: int, targets: int) -> HeldOutBatch:
+    """Windows at ``start_B``, of which the last may end early: at target ``targets`` of the set."""
+    parts = []
+    for rows, length in ((start_B[start_B + T <= targets], T), (start_B[start_B + T > targets], int(targets - start_B[-1]))):
+        if rows.size:
+            batch = _batch([held_out], np.zeros_like(rows), rows, length)
+            wide = ((0, 0), (0, T - length))
+            parts.append(
+                (
+                    np.pad(batch.tokens_BT, wide),
+                    np.pad(batch.targets_BT, wide, constant_values=-1),
+                    np.pad(batch.document_BT, wide, mode="edge"),
+                    np.pad(batch.position_BT, wide),
+                )
+            )
+    tokens_BT, targets_BT, document_BT, position_BT = map(np.concatenate, zip(*parts, strict=True))
+    at_BT = start_B[:, None] + np.arange(1, T + 1)
+    document = held_out.ends.searchsorted(at_BT, "right")
+    begins_BT = np.where(document > 0, held_out.ends[np.maximum(document, 1) - 1], 0)
+    return HeldOutBatch(
+        tokens_BT, targets_BT, document_BT, position_BT, np.full_like(start_B, number), in_document_BT=at_BT - begins_BT
+    )
 
 
 @lru_cache(maxsize=4)

@@ -3,7 +3,9 @@
     SPOOL/   text           the documents' UTF-8, one after the other
              ends           uint64 per document: the byte after its last one
              digests        16 bytes per document
-             receipt.json   written last: digests of the three, what was read and left out; without it the rest is of no use
+             facts, origins, index   where each document is from (``facts.py``)
+             keys           uint64 per document where its place decides whether it is held out (``split.py``); else empty
+             receipt.json   written last: digests of them, what was read and left out; without it the rest is of no use
 
 normalised   line ends become \\n, a byte order mark at the head is removed. Unicode is left as it was written: forms that
              differ (NFC, NFD) are different bytes to a byte-level tokenizer, and code depends on them
@@ -21,22 +23,25 @@ import shutil
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 import xxhash
 
-from headway.base.digests import is_sealed, sealed
+from headway.base.digests import digest_json, is_sealed, sealed
 from headway.base.errors import HeadwayError, RunError
 from headway.base.files import make_directory, read_json, write_json
 from headway.base.plain import from_plain
+from headway.data.facts import FactLines, Found
 from headway.data.feistel import derive_key, permute
 from headway.data.seen import DIGEST_BYTES, Seen
 from headway.data.sources import Document
+from headway.data.split import KeyOf
 
 RECEIPT = "receipt.json"
-_FILES = ("text", "ends", "digests")
+_FILES = ("text", "ends", "digests", "facts", "origins", "index", "keys")
 _TELL_EVERY_DOCUMENTS = 512
 _BLOCK, _PIECE = 2**14, 2**20
 _LEFT_OUT = (2**64 - 1).to_bytes(8, "little")
@@ -100,6 +105,7 @@ class Spool:
         self._hash = {name: xxhash.xxh3_128() for name in _FILES}
         self._digest = hashlib.sha256()
         self._documents = self._bytes = 0
+        self._lines = FactLines()
         self.dropped: Counter[str] = Counter()
 
     def fill(
@@ -108,17 +114,18 @@ class Spool:
         source: int,
         seen: Seen,
         tell: Callable[[int, int], None] = lambda documents, size: None,
+        key_of: KeyOf | None = None,
     ) -> None:
-        """``tell``: documents and bytes kept so far, now and then."""
+        """``tell``: documents and bytes kept so far, now and then. ``key_of``: None: nothing asks for keys."""
         for number, document in enumerate(documents, 1):
-            reason = document.dropped or self._keep(normalise(document.text or ""), source, seen)
+            reason = document.dropped or self._keep(document, normalise(document.text or ""), source, seen, key_of)
             if reason:
                 self.dropped[reason] += 1
             if number % _TELL_EVERY_DOCUMENTS == 0:
                 tell(self._documents, self._bytes)
 
-    def _keep(self, text: str, source: int, seen: Seen) -> str:
-        """Append ``text``, or say why not."""
+    def _keep(self, document: Document, text: str, source: int, seen: Seen, key_of: KeyOf | None) -> str:
+        """Append ``document`` with ``text``, or say why not."""
         if not text.strip():
             return "empty"
         try:
@@ -131,7 +138,12 @@ class Spool:
             return "duplicate" if holder == source else "duplicate_elsewhere"
         self._documents += 1
         self._bytes += len(data)
-        for name, piece in (("text", data), ("ends", self._bytes.to_bytes(8, "little")), ("digests", digest)):
+        facts, origin, index = self._lines.lines(document.origin, document.facts)
+        pieces = {"text": data, "ends": self._bytes.to_bytes(8, "little"), "digests": digest}
+        pieces |= {"facts": facts, "origins": origin, "index": index}
+        if key_of is not None:
+            pieces["keys"] = key_of(text, document.facts).to_bytes(8, "little")
+        for name, piece in pieces.items():
             self._write[name].write(piece)
             self._hash[name].update(piece)
         self._digest.update(digest)
@@ -164,12 +176,28 @@ class Spool:
 
 
 class SealedSpool:
-    """A finished spool: nothing of it is held but the two files, mapped and open."""
+    """A finished spool: nothing of it is held but its files, mapped and open."""
 
     def __init__(self, directory: Path, receipt: Receipt):
         self.directory, self.receipt = directory, receipt
         self._text = open(directory / "text", "rb")  # noqa: SIM115 - closed by close()
         self._ends = np.memmap(directory / "ends", "<u8", "r") if receipt.documents else np.zeros(0, "<u8")
+
+    @cached_property
+    def found(self) -> Found:
+        """Where each document is from."""
+        facts, origins, index = (self.directory / name for name in ("facts", "origins", "index"))
+        return Found(facts, origins, index, self.receipt.documents)
+
+    @cached_property
+    def keys(self) -> np.ndarray:
+        """Of every document, in the order found; only where keys were asked for."""
+        return np.memmap(self.directory / "keys", "<u8", "r", shape=(self.receipt.documents,))
+
+    @property
+    def facts_digest(self) -> str:
+        """Of where all documents are from, in the order found."""
+        return digest_json([self.receipt.files[name] for name in ("facts", "origins")])
 
     @staticmethod
     def open(directory: Path) -> SealedSpool:

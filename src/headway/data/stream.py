@@ -1,9 +1,11 @@
-"""The stream: (stage, trained index u) -> source, epoch, token. A pure function of the Spec, the skip and quarantine records.
+"""The stream: (stage, trained index u) -> source, epoch, token. A pure function of the Spec and the records that intervened.
 
     u --skips--> n --mixture--> (source k, count c) --H_k, O_k + c--> (epoch, token) --quarantines--> a healthy one
 
     skip records   {stage, first n, count}: n = u + the counts of all whose first <= the n so far, lowest first. A skip does
                    not shorten its stage: stage s uses M'_s = M_s + its skips
+    transitions    {stage, first n, quanta}: the rest of the stage is mixed by other weights. A source's count goes on from where
+                   it stood, so nothing seen comes back early, and nothing before n moves
     entry state    per source (H, O) at the head of a stage, derived from the stages before it. Same T as before: H stays,
                    O grows; another T: H = first untouched chunk slot, O = 0
 
@@ -13,7 +15,8 @@ Positions are computed in blocks and the last few blocks are kept, because one s
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from bisect import bisect_right
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -22,9 +25,9 @@ from headway.base.digests import digest_json
 from headway.base.errors import ConfigError, RunError
 from headway.base.plain import from_plain
 from headway.data.feistel import derive_key, permute
-from headway.data.mixture import assign, counts
+from headway.data.mixture import Assignment, assign, counts
 from headway.data.positions import Bad, Entry, SourceShape
-from headway.recipe.spec import Spec
+from headway.recipe.spec import QUANTA, Spec, StageSpec
 from headway.rundir.segments import Segment
 
 BLOCK = 4_096
@@ -41,6 +44,14 @@ class Skip:
 
 
 @dataclass(frozen=True)
+class QuarantinedBins:
+    """Windows of ``sequence_length`` tokens, packed by best fit, that a quarantine takes out."""
+
+    sequence_length: int
+    bins: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class Quarantine:
     """``tokens`` tokens of ``source`` from ``token`` on are not read, from stream index ``first`` of ``stage`` on: what was
     trained on before is history, and comes again in a replay of it."""
@@ -50,11 +61,37 @@ class Quarantine:
     tokens: int
     stage: int
     first: int
+    packed: tuple[QuarantinedBins, ...] = ()  # the same tokens in packed windows, of every plan of the source
+
+
+@dataclass(frozen=True)
+class Transition:
+    """From stream index ``first`` of ``stage`` to its end, sources are mixed by ``quanta``. The rest is on record for people."""
+
+    stage: int
+    first: int
+    quanta: tuple[int, ...]  # per source, sum 65,536
+    weights: dict[str, float] = field(default_factory=dict)  # as they were given: shares of target tokens
+    reason: str = ""
+    author: str = ""
+    consumed: dict[str, int] = field(default_factory=dict)  # trained tokens per source up to here
+
+
+@dataclass(frozen=True)
+class _Leg:
+    """A stage from stream index ``first`` on under one mixture; ``taken`` sequences of each source come before."""
+
+    first: int
+    quanta: tuple[int, ...]
+    taken: tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class Positions:
-    """Per sequence: index of the source in the Spec, epoch of that source, first token of the window. int64, flat."""
+    """Per sequence: index of the source in the Spec, epoch of that source, first token of the window. int64, flat.
+
+    In a stage that is packed by best fit ``token`` is the number of the bin in its source.
+    """
 
     source: np.ndarray
     epoch: np.ndarray
@@ -80,6 +117,15 @@ class UnreadChunk:
 
 
 @dataclass(frozen=True)
+class ChunkSpan:
+    """Tokens [first_token, end_token) of source number ``source``: a chunk, and the last target of its last window."""
+
+    source: int
+    first_token: int
+    end_token: int
+
+
+@dataclass(frozen=True)
 class Coverage:
     """What a Spec takes from one source over all stages."""
 
@@ -97,15 +143,24 @@ class Coverage:
 
 
 class Stream:
-    """Positions of a Spec's sequences under the skip records in force."""
+    """Positions of a Spec's sequences under the records in force."""
 
-    def __init__(self, spec: Spec, skips: tuple[Skip, ...] = (), quarantines: tuple[Quarantine, ...] = ()):
-        self.quarantines = quarantines
+    def __init__(
+        self,
+        spec: Spec,
+        skips: tuple[Skip, ...] = (),
+        quarantines: tuple[Quarantine, ...] = (),
+        transitions: tuple[Transition, ...] = (),
+    ):
+        self.quarantines, self.transitions = quarantines, transitions
         _check_quarantines(spec, quarantines)
+        _check_transitions(spec, transitions)
         self.spec, self.skips = spec, tuple(sorted(skips, key=lambda s: (s.stage, s.first, s.count)))
         _check_skips(spec, self.skips)
         self.shapes = tuple(SourceShape((spec.data_seed, s.name), s.tokens, s.chunk_tokens) for s in spec.sources)
-        _check_lengths(spec, self.shapes)
+        _check_lengths(spec, self.shapes, transitions)
+        self._stage_shapes = [self._packed_shapes(stage) for stage in spec.stages]
+        self._legs = [self._legs_of(stage) for stage in range(len(spec.stages))]
         self._entries = self._derive_entries()
         self._blocks: dict[tuple[int, int], Positions] = {}
 
@@ -115,7 +170,8 @@ class Stream:
         where = f"segment {segment.id}"
         skips = tuple(from_plain(Skip, record, f"{where}: skip record") for record in segment.skips)
         quarantines = tuple(from_plain(Quarantine, record, f"{where}: quarantine record") for record in segment.quarantines)
-        return Stream(spec, skips, quarantines)
+        transitions = tuple(from_plain(Transition, record, f"{where}: transition record") for record in segment.transitions)
+        return Stream(spec, skips, quarantines, transitions)
 
     # --- stages -------------------------------------------------------------------------------------------------------
 
@@ -127,15 +183,25 @@ class Stream:
         """(H, O) per source at the head of ``stage``; ``len(stages)`` is the state after the last one, at its length."""
         return self._entries[stage]
 
+    def shapes_of(self, stage: int) -> tuple[SourceShape, ...]:
+        """Of the sources as ``stage`` reads them: its windows."""
+        return self._stage_shapes[min(stage, len(self._stage_shapes) - 1)]
+
+    def _packed_shapes(self, stage: StageSpec) -> tuple[SourceShape, ...]:
+        if not stage.packed:
+            return self.shapes
+        return tuple(replace(shape, bins=plan.bins) for shape, plan in zip(self.shapes, stage.packed, strict=True))
+
     def _derive_entries(self) -> list[tuple[Entry, ...]]:
         stages, state = self.spec.stages, tuple(Entry() for _ in self.shapes)
         entries = []
         for index, stage in enumerate(stages):
-            length_before = stages[index - 1].sequence_length if index else stage.sequence_length
-            if stage.sequence_length != length_before:
-                state = tuple(Entry(shape.slots_used(e, length_before)) for shape, e in zip(self.shapes, state))
+            before = stages[max(0, index - 1)]
+            if stage.windows != before.windows:
+                shapes = self.shapes_of(index - 1)
+                state = tuple(Entry(shape.slots_used(e, before.sequence_length)) for shape, e in zip(shapes, state))
             entries.append(state)
-            taken = counts(self.used(index), stage.quanta, self.spec.data_seed)
+            taken = self.counts(index, self.used(index))
             state = tuple(Entry(e.slot, e.ordinals + c) for e, c in zip(state, taken))
         return [*entries, state]
 
@@ -147,9 +213,9 @@ class Stream:
         report = []
         for stage in range(1, len(self.spec.stages)):
             before = self._length(stage - 1)
-            if self._length(stage) == before:
+            if self.spec.stages[stage].windows == self.spec.stages[stage - 1].windows:
                 continue
-            for source, shape, entry in zip(self.spec.sources, self.shapes, self._at_end(stage - 1)):
+            for source, shape, entry in zip(self.spec.sources, self.shapes_of(stage - 1), self._at_end(stage - 1)):
                 unread = shape.unread_windows(entry, before)
                 if unread:
                     slot = shape.slots_used(entry, before) - 1
@@ -162,13 +228,88 @@ class Stream:
 
     def _after(self, stage: int, n: int) -> tuple[Entry, ...]:
         """State after the first ``n`` stream indices of ``stage``."""
-        taken = counts(n, self.spec.stages[stage].quanta, self.spec.data_seed)
+        taken = self.counts(stage, n)
         return tuple(Entry(e.slot, e.ordinals + c) for e, c in zip(self._entries[stage], taken))
 
     def slots_at_end(self, stage: int, sequences: int | None = None) -> tuple[int, ...]:
         """First untouched chunk slot per source after ``stage``, or after its first ``sequences`` stream indices."""
         state = self._after(stage, self.used(stage) if sequences is None else sequences)
-        return tuple(shape.slots_used(entry, self._length(stage)) for shape, entry in zip(self.shapes, state))
+        return tuple(shape.slots_used(entry, self._length(stage)) for shape, entry in zip(self.shapes_of(stage), state))
+
+    def chunks_at(self, stage: int, sequences: int) -> list[ChunkSpan]:
+        """After the first ``sequences`` trained indices of ``stage``: the chunk that each source reads now, then the one that
+        each begins next, where the run goes on to it."""
+        n = int(self.stream_index(stage, np.array([sequences - 1]))[0]) + 1
+        untouched, last = self.slots_at_end(stage, n), self.slots_at_end(len(self.spec.stages) - 1)
+        now = [(k, slot - 1) for k, slot in enumerate(untouched) if slot > self._entries[stage][k].slot]
+        coming = [(k, slot) for k, slot in enumerate(untouched) if slot < last[k]]
+        return [self._span(k, slot) for k, slot in (*now, *coming)]
+
+    def _span(self, source: int, slot: int) -> ChunkSpan:
+        shape = self.shapes[source]
+        first = shape.first_token_of(slot)
+        return ChunkSpan(source, first, min(first + shape.chunk_tokens, shape.tokens - 1) + 1)
+
+    # --- the mixture --------------------------------------------------------------------------------------------------
+
+    def _legs_of(self, stage: int) -> tuple[_Leg, ...]:
+        """Of records at the same index the last one holds."""
+        legs = [_Leg(0, self.spec.stages[stage].quanta, (0,) * len(self.spec.sources))]
+        for one in sorted((t for t in self.transitions if t.stage == stage), key=lambda t: t.first):
+            legs.append(_Leg(one.first, one.quanta, self._counted(legs[-1], one.first)))
+        return tuple(legs)
+
+    def _counted(self, leg: _Leg, n: int) -> tuple[int, ...]:
+        return tuple(map(sum, zip(leg.taken, counts(n - leg.first, leg.quanta, self.spec.data_seed))))
+
+    def counts(self, stage: int, n: int) -> tuple[int, ...]:
+        """How many of the first ``n`` stream indices of ``stage`` come from each source: closed form, exact."""
+        legs = self._legs[stage]
+        return self._counted(legs[bisect_right([leg.first for leg in legs], n) - 1], n)
+
+    def mixtures(self, stage: int) -> list[tuple[int, tuple[int, ...]]]:
+        """(first stream index, quanta) of every mixture that the stage has, in order."""
+        return [(leg.first, leg.quanta) for leg in self._legs[stage]]
+
+    def _assign(self, stage: int, n: np.ndarray) -> Assignment:
+        legs = self._legs[stage]
+        if len(legs) == 1:
+            return assign(n, legs[0].quanta, self.spec.data_seed)
+        source, count = np.empty_like(n), np.empty_like(n)
+        which = np.searchsorted([leg.first for leg in legs], n, "right") - 1
+        for number in np.unique(which).tolist():
+            at, leg = np.flatnonzero(which == number), legs[number]
+            part = assign(n[at] - leg.first, leg.quanta, self.spec.data_seed)
+            source[at], count[at] = part.source, part.count + np.array(leg.taken)[part.source]
+        return Assignment(source, count)
+
+    def gaps(self, stage: int) -> list[tuple[int, int]]:
+        """The stream indices of ``stage`` that skips leave out, as [first, end), apart and in order."""
+        found: list[tuple[int, int]] = []
+        for skip in self.skips:
+            if skip.stage != stage:
+                continue
+            if found and skip.first < found[-1][1]:  # it begins where nothing is trained: what follows moves on
+                found[-1] = (found[-1][0], found[-1][1] + skip.count)
+            else:
+                found.append((skip.first, skip.first + skip.count))
+        return found
+
+    def reached(self, stage: int, u: int) -> int:
+        """The stream index after the first ``u`` trained indices of ``stage``: those, and what skips left out before them."""
+        end = u
+        for first, last in self.gaps(stage):
+            end += last - first if first < end else 0
+        return end
+
+    def trained(self, stage: int, u: int) -> tuple[int, ...]:
+        """How many of the first ``u`` trained indices of ``stage`` come from each source: closed form, exact."""
+        end = self.reached(stage, u)
+        total = np.array(self.counts(stage, end), np.int64)
+        for first, last in self.gaps(stage):
+            if first < end:
+                total -= np.subtract(self.counts(stage, last), self.counts(stage, first))
+        return tuple(total.tolist())
 
     # --- positions ----------------------------------------------------------------------------------------------------
 
@@ -206,11 +347,10 @@ class Stream:
         return found
 
     def _compute(self, stage: int, u: np.ndarray) -> Positions:
-        length, quanta = self._length(stage), self.spec.stages[stage].quanta
-        n = self.stream_index(stage, u)
-        assigned = assign(n, quanta, self.spec.data_seed)
+        length, n = self._length(stage), self.stream_index(stage, u)
+        assigned = self._assign(stage, n)
         epoch, token = np.empty_like(u), np.empty_like(u)
-        for k, (shape, entry) in enumerate(zip(self.shapes, self._entries[stage])):
+        for k, (shape, entry) in enumerate(zip(self.shapes_of(stage), self._entries[stage])):
             at = np.flatnonzero(assigned.source == k)
             if at.size:
                 places = shape.locate(entry, assigned.count[at], length, self._bad(k, stage, n[at], length))
@@ -219,6 +359,7 @@ class Stream:
 
     def _bad(self, source: int, stage: int, n: np.ndarray, length: int) -> Bad | None:
         """Of source number ``source``, for stream indices ``n`` of ``stage``. A window reads its targets too: T + 1 tokens."""
+        is_packed = bool(self.shapes_of(stage)[source].bins)
         name = self.spec.sources[source].name
         records = [q for q in self.quarantines if q.source == name and q.stage <= stage]
         if not records:
@@ -228,7 +369,11 @@ class Stream:
             found = np.zeros(token.shape, bool)
             for q in records:
                 in_force = (n[places] >= q.first) | (q.stage < stage)
-                found |= in_force & (token < q.token + q.tokens) & (token + length >= q.token)
+                if is_packed:
+                    bins = [b for p in q.packed if p.sequence_length == length for b in p.bins]
+                    found |= in_force & np.isin(token, np.array(bins, np.int64))
+                else:
+                    found |= in_force & (token < q.token + q.tokens) & (token + length >= q.token)
             return found
 
         return bad
@@ -242,11 +387,11 @@ class Stream:
     @cached_property
     def _undamaged(self) -> Stream:
         """Kept: its blocks serve the steps that follow."""
-        return Stream(self.spec, self.skips)
+        return Stream(self.spec, self.skips, (), self.transitions)
 
     def _check_caps(self, stage: int, u: int) -> None:
-        """The freeze keeps every run within its caps; skips are what can carry one beyond."""
-        if not self.skips:
+        """The freeze keeps every run within its caps; skips and transitions are what can carry one beyond."""
+        if not (self.skips or self.transitions):
             return
         n = int(self.stream_index(stage, np.array([u]))[0])
         for source, shape, slot in zip(self.spec.sources, self.shapes, self.slots_at_end(stage, n + 1)):
@@ -254,7 +399,8 @@ class Stream:
                 raise RunError(
                     f"source {source.name}: sequence {u} of stage {self.spec.stages[stage].name} lies beyond its cap",
                     f"cap: {source.cap_epochs} epochs = {shape.allowed_slots(source.cap_epochs)} chunks of {shape.slots}",
-                    "skips used the rest of it: branch the run with a higher cap or a lower weight for this source",
+                    f"{'skips' if self.skips else 'transitions of the mixture'} used the rest of it: branch the run with a "
+                    "higher cap or a lower weight for this source",
                 )
 
     def rank_sequences(self, stage: int, first_u: int, batch_sequences: int, rank: int, world: int) -> np.ndarray:
@@ -296,16 +442,27 @@ def _check_quarantines(spec: Spec, quarantines: tuple[Quarantine, ...]) -> None:
             raise RunError(f"quarantine record {one} does not fit the run", f"sources and their tokens: {sizes}")
 
 
-def _check_lengths(spec: Spec, shapes: tuple[SourceShape, ...]) -> None:
-    for stage in spec.stages:
-        for source, shape, quanta in zip(spec.sources, shapes, stage.quanta, strict=True):
+def _check_transitions(spec: Spec, transitions: tuple[Transition, ...]) -> None:
+    for one in transitions:
+        sound = len(one.quanta) == len(spec.sources) and sum(one.quanta) == QUANTA and min(one.quanta) >= 0
+        if not sound or not 0 <= one.stage < len(spec.stages) or one.first < 0:
+            raise RunError(
+                f"transition record of stage {one.stage}, index {one.first}, quanta {one.quanta} does not fit the run",
+                f"a mixture has {QUANTA:,} parts over {len(spec.sources)} sources; there are stages 0 to {len(spec.stages) - 1}",
+            )
+
+
+def _check_lengths(spec: Spec, shapes: tuple[SourceShape, ...], transitions: tuple[Transition, ...] = ()) -> None:
+    mixtures = [(stage, stage.quanta) for stage in spec.stages]
+    for stage, mixture in [*mixtures, *((spec.stages[one.stage], one.quanta) for one in transitions)]:
+        for source, shape, quanta in zip(spec.sources, shapes, mixture, strict=True):
             if quanta and stage.sequence_length > shape.chunk_tokens:
                 raise ConfigError(
                     f"stage {stage.name}: sequence length {stage.sequence_length} exceeds the chunks of source {source.name}",
                     f"a window lies in one chunk; chunks have {shape.chunk_tokens} of the {shape.tokens} tokens",
                     f"shorten the sequence, or rebuild the data with data.chunk >= {stage.sequence_length}",
                 )
-            if quanta and not shape.windows(stage.sequence_length).epoch:
+            if quanta and not stage.packed and not shape.windows(stage.sequence_length).epoch:
                 raise ConfigError(
                     f"stage {stage.name}: source {source.name} has no whole window of {stage.sequence_length} tokens",
                     f"a window of T needs T + 1 tokens; {source.name} has {shape.tokens}",
@@ -317,22 +474,35 @@ def stream_digests(spec: Spec) -> list[str]:
     """One per stage: what decides its bytes, lengths excluded, so that lengthening a stage refuses no resume."""
     sources = [[s.name, s.digest, s.tokens, s.chunk_tokens] for s in spec.sources]
     common = {"data_seed": spec.data_seed, "sources": sources, "tokenizer": spec.tokenizer.digest, "stream": 1}
-    return [digest_json(common | {"sequence_length": s.sequence_length, "quanta": list(s.quanta)}) for s in spec.stages]
+    return [
+        digest_json(common | {"sequence_length": s.sequence_length, "quanta": list(s.quanta)} | _added(s)) for s in spec.stages
+    ]
+
+
+def _added(stage: StageSpec) -> dict:
+    """What earlier versions had not, left out where it changes nothing."""
+    packed = {"packed": [plan.digest for plan in stage.packed]} if stage.packed else {}
+    return packed | ({"infill": asdict(stage.infill)} if stage.infill else {})
 
 
 def source_coverage(spec: Spec, skips: tuple[Skip, ...] = ()) -> list[Coverage]:
     """Tokens, epochs and chunk slots that the Spec takes from each source. Raises nothing about caps: see within_cap."""
-    stream = Stream(spec, skips)
-    taken = [counts(stream.used(i), stage.quanta, spec.data_seed) for i, stage in enumerate(spec.stages)]
+    return stream_coverage(Stream(spec, skips))
+
+
+def stream_coverage(stream: Stream) -> list[Coverage]:
+    """The same under all records of a stream."""
+    spec = stream.spec
+    taken = [stream.counts(i, stream.used(i)) for i in range(len(spec.stages))]
     final = stream.slots_at_end(len(spec.stages) - 1)
     report = []
     for k, (source, shape) in enumerate(zip(spec.sources, stream.shapes)):
-        windows = sum(c[k] * stage.sequence_length for c, stage in zip(taken, spec.stages))
+        targets = sum(c[k] * s.sequence_length * s.target_share(k, spec.sources) for c, s in zip(taken, spec.stages))
         allowed = None if source.cap_epochs is None else shape.allowed_slots(source.cap_epochs)
         report.append(
             Coverage(
                 source=source.name,
-                target_tokens=round(windows * source.target_share),
+                target_tokens=round(targets),
                 epochs=final[k] / shape.slots,
                 final_slot=final[k],
                 slots=shape.slots,

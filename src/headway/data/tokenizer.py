@@ -8,6 +8,7 @@ no text can produce them: a text that spells "<|document|>" becomes ordinary tok
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,7 @@ class Tokenizer:
         self._entries = max(inner.get_vocab(with_added_tokens=True).values()) + 1
         self._fast: FastEncoder | None = None
         self.keeps_text = _keeps_text(plain)
+        self._is_byte_level = (plain.get("decoder") or {}).get("type") == "ByteLevel"
         self._is_control = None if _never_controls(plain) else np.isin(np.arange(self._entries), [*self.controls.values()])
 
     @staticmethod
@@ -111,12 +113,35 @@ class Tokenizer:
             )
         return found
 
+    def token_bytes(self) -> np.ndarray:
+        """int64 by id: bytes of text that a token stands for, complete characters or not; control tokens: 0.
+
+        A SentencePiece model that puts a blank before text counts it: one byte a document too many.
+        """
+        size_of = len if self._is_byte_level else _bytes_of_piece  # a character of the byte-level alphabet is a byte
+        added = {
+            id: 0 if token.special else len(token.content.encode())
+            for id, token in self._inner.get_added_tokens_decoder().items()
+        }
+        sizes = np.zeros(self.vocabulary, np.int64)
+        for token, id in self._inner.get_vocab(with_added_tokens=True).items():
+            sizes[id] = added.get(id, size_of(token))
+        return sizes
+
     def decode(self, ids: Iterable[int]) -> str:
         """Text of ``ids``; the document token is shown as it is spelled. Incomplete UTF-8 becomes U+FFFD."""
         return self._inner.decode([int(i) for i in ids], skip_special_tokens=False)
 
     def decode_batch(self, ids: list[np.ndarray]) -> list[str]:
         return self._inner.decode_batch([of_one.tolist() for of_one in ids], skip_special_tokens=False)
+
+
+_BYTE_PIECE = re.compile("<0x[0-9A-F]{2}>")
+
+
+def _bytes_of_piece(piece: str) -> int:
+    """As SentencePiece spells them: blanks as U+2581, a byte beyond its characters in hexadecimal."""
+    return 1 if _BYTE_PIECE.fullmatch(piece) else len(piece.replace("\u2581", " ").encode())
 
 
 def _check_unreachable(plain: dict[str, Any], controls: Iterable[str]) -> None:

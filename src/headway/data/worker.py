@@ -1,6 +1,6 @@
 """A process that tokenises: ``python -m headway.data.worker OWNER``, started by the build, one line of JSON each way at a time.
 
-    in    setup {spools, seed, names, tokenizer, document_token, root, dtype, ...}, then tasks
+    in    setup {spools, seed, names, arranged, tokenizer, document_token, root, dtype, ...}, then tasks
     out   {"told": [documents, bytes, tokens]} on the way, {"done": receipt} at the end of each task, {"failed": problems}
 
 It ends with its owner, and whatever it was making then is not there: parts appear whole.
@@ -18,6 +18,7 @@ from headway.base.errors import HeadwayError, from_os_error
 from headway.base.owner import end_with
 from headway.base.plain import from_plain
 from headway.data.parts import PartPlace, PartTask, tokenise
+from headway.data.split import Arranged, Order
 from headway.data.spool import SealedSpool, Shuffled
 from headway.data.tokenizer import Tokenizer
 from headway.data.vocabulary.fast import Proof
@@ -29,6 +30,7 @@ class Setup:
 
     spools: tuple[str, ...]
     names: tuple[str, ...]
+    arranged: tuple[str | None, ...]  # by source: the file of its order; None: shuffled by seed and name
     seed: int
     tokenizer: str
     document_token: str
@@ -43,7 +45,10 @@ class Workshop:
 
     def __init__(self, setup: Setup):
         self._spools = [SealedSpool.open(Path(path)) for path in setup.spools]
-        self._orders = [Shuffled(len(s), setup.seed, name) for s, name in zip(self._spools, setup.names, strict=True)]
+        self._orders: list[Order] = [
+            Arranged(Path(path)) if path else Shuffled(len(spool), setup.seed, name)
+            for spool, name, path in zip(self._spools, setup.names, setup.arranged, strict=True)
+        ]
         self._tokenizer = Tokenizer.load(Path(setup.tokenizer), setup.document_token)
         if setup.proof:
             self._tokenizer.use(setup.proof)

@@ -24,6 +24,7 @@ from headway.model.decoder import Decoder, Hidden
 from headway.model.float8 import make_product
 from headway.model.loss import LossSums, OutputRule, loss_sums
 from headway.model.ranks import ALONE, Ranks
+from headway.model.token_loss import token_losses
 from headway.model.weight import Weight
 from headway.recipe.spec import ModelSpec, PrecisionSpec
 from headway.recipe.trainable import parameter_precisions
@@ -42,6 +43,7 @@ class Computes(Protocol):
     def hidden(self, tokens_BT: Tensor, context: Context) -> Hidden: ...
     def logits(self, hidden_ND: Tensor) -> Tensor: ...
     def loss(self, hidden_BTD: Tensor, targets_BT: Tensor, mask_BT: Tensor | None, z_weight: float) -> LossSums: ...
+    def token_losses(self, hidden_BTD: Tensor, targets_BT: Tensor) -> Tensor | None: ...
     def begin_micro_batch(self, *, is_last: bool) -> None: ...
     def take_gradients(self) -> None: ...
     def refresh(self) -> None: ...
@@ -93,6 +95,10 @@ class ComputeModel:
     def loss(self, hidden_BTD: Tensor, targets_BT: Tensor, mask_BT: Tensor | None, z_weight: float) -> LossSums:
         """Sums of the loss over targets, without logits of all tokens at once."""
         return loss_sums(hidden_BTD, self.head_weight, targets_BT, mask_BT, z_weight, OutputRule.of(self.spec))
+
+    def token_losses(self, hidden_BTD: Tensor, targets_BT: Tensor) -> Tensor | None:
+        """Nats of each target, B T; of a rank, those of its chunks of the rows; None: on ranks without the head."""
+        return token_losses(hidden_BTD, self.head_weight, targets_BT, OutputRule.of(self.spec))
 
     def begin_micro_batch(self, *, is_last: bool) -> None:
         """Alone there is nobody to add gradients with."""

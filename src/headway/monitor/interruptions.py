@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from headway.base.errors import EXIT_CONFIG
 
-PASSED_OVER = ("checkpoint_rejected", "quarantine")
+PASSED_OVER = ("checkpoint_rejected", "quarantine", "mixture")
 """Events that say what is left out, between an exit and what follows from it."""
 
 

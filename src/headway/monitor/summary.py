@@ -7,6 +7,7 @@ from typing import Any
 
 from headway.base.clocks import Clock, SystemClock
 from headway.monitor.alarms import Finding, find_alarms
+from headway.monitor.delivery import Delivery, delivery
 from headway.monitor.ledger import Ledger, build_ledger
 from headway.recipe.schedules import Schedule
 from headway.rundir.events import EventChain, read_event_chain, unfinished_launch
@@ -38,12 +39,14 @@ class RunSummary:
     total_tokens: int
     stage: str | None
     loss: float | None
-    held_out: dict[str, float]
+    held_out: dict[str, float]  # nats per token
+    bits_per_byte: dict[str, float]  # held out; empty in older runs
     checkpoint: str | None  # newest committed one on the chain
     checkpoint_step: int
     checkpoints: tuple[CheckpointInfo, ...]  # all that lie there: of the chain, unfinished, and those kept as evidence
     late_records: tuple[dict, ...]  # events of owners that had lost the run: shown, no part of what happened
     findings: tuple[Finding, ...]
+    delivery: Delivery | None  # how the input came; None: not recorded
     ledger: Ledger
 
     @property
@@ -57,7 +60,8 @@ class RunSummary:
         """Plain values; a loss that is not finite is the word "nan" or "inf"."""
         plain = {key: getattr(self, key) for key in self.__dataclass_fields__}
         listed = {key: [asdict(item) for item in plain[key]] for key in ("findings", "checkpoints")}
-        return encode_row({**plain, **listed, "ledger": self.ledger.to_json()})
+        told = self.delivery.to_json() if self.delivery else None
+        return encode_row({**plain, **listed, "delivery": told, "ledger": self.ledger.to_json()})
 
 
 def summarise(run: RunDirectory, clock: Clock | None = None) -> RunSummary:
@@ -89,11 +93,13 @@ def summarise(run: RunDirectory, clock: Clock | None = None) -> RunSummary:
         stage=last_step.get("stage"),
         loss=last_step.get("loss"),
         held_out=last_evaluation.get("loss", {}),
+        bits_per_byte=last_evaluation.get("bits_per_byte", {}),
         checkpoint=last_save.get("checkpoint") or (restored.checkpoint if restored else None),
         checkpoint_step=max(last_save.get("step", 0), restored.restored_step if restored else 0),
         checkpoints=tuple(list_checkpoints(run, chain)),
         late_records=tuple(history.late),
         findings=tuple(find_alarms(kept, [*(e for e in events if e["kind"] == "checkpoint_rejected"), *refusals(run)])),
+        delivery=delivery(kept),
         ledger=build_ledger(events, steps, chain, schedule, _damaged(history, read)),
     )
 

@@ -32,6 +32,7 @@ from headway.model.loss import LossSums, OutputRule, Vocabulary, loss_sums
 from headway.model.precision import COMPUTE_DTYPES
 from headway.model.ranks import ALONE, WHOLE_ROWS, Ranks
 from headway.model.routing import Router
+from headway.model.token_loss import token_losses
 from headway.model.weight import Norm, Weight
 from headway.parallel.context_parallel import BalancedChunks
 from headway.parallel.divide import cut_dimension, is_of_experts, part
@@ -151,6 +152,12 @@ class ShardedModel:
         vocabulary = Vocabulary(self.ranks, self.ranks.first_row(self.spec.vocabulary))
         hidden_BsD, output = self.ranks.all(hidden_BtD), OutputRule.of(self.spec)
         return loss_sums(hidden_BsD, self.head_weight, targets_Bs, mask_Bs, z_weight, output, vocabulary=vocabulary)
+
+    def token_losses(self, hidden_BtD: Tensor, targets_BT: Tensor) -> Tensor | None:
+        """Nats of each target of this rank's chunks of the rows, B s; targets come of whole rows."""
+        vocabulary = Vocabulary(self.ranks, self.ranks.first_row(self.spec.vocabulary))
+        targets_Bs, output = self.ranks.chunks.mine(targets_BT), OutputRule.of(self.spec)
+        return token_losses(self.ranks.all(hidden_BtD), self.head_weight, targets_Bs, output, vocabulary=vocabulary)
 
     def refresh(self) -> None:
         """After a change of the weights: nothing that was gathered before it is read again."""

@@ -156,6 +156,10 @@ class Pipeline:
         zero = torch.zeros((), dtype=torch.float64, device=hidden_BTD.device)
         return LossSums(zero, zero, zero)
 
+    def token_losses(self, hidden_BTD: Tensor, targets_BT: Tensor) -> Tensor | None:
+        """Of each target on the last rank, None on the others."""
+        return self.head.token_losses(hidden_BTD, targets_BT) if self.is_last else None
+
     def logits(self, hidden_ND: Tensor) -> Tensor:
         """N V, float32, on all ranks."""
         if self.is_last:

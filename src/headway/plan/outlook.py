@@ -16,6 +16,7 @@ from headway.plan.failure.section import checkpoint_interval
 from headway.plan.memory.state import state_quantities
 from headway.plan.plan import Cell, Column, Section, Table
 from headway.plan.ranges import product, rising
+from headway.recipe.mixture_rules import rule_words
 from headway.recipe.spec import SourceSpec, Spec, StageSpec
 
 if TYPE_CHECKING:
@@ -71,7 +72,7 @@ def data_section(facts: PlanFacts) -> Section:
     columns = [Column("source"), Column("tokens"), Column("target share", "share"), Column("licence")]
     columns += [Column("target tokens taken"), Column("passes"), Column("cap")]
     rows = tuple(_source_row(facts, place, source, coverage.get(source.name)) for place, source in enumerate(spec.sources))
-    tables = [Table("Sources", tuple(columns), rows), mixture_table(facts)]
+    tables = [Table("Sources", tuple(columns), rows), mixture_table(facts), *_rules_tables(spec)]
     if spec.is_draft:
         return Section("Data", (unknown("passes", "times", "the data is not built"),), tuple(tables))
     most = max(entry.epochs for entry in coverage.values())
@@ -80,14 +81,26 @@ def data_section(facts: PlanFacts) -> Section:
 
 
 def mixture_table(facts: PlanFacts) -> Table:
-    """Weights as shares of target tokens, as they were asked: a row per stage."""
+    """Weights as shares of target tokens: a row per stage, and one of what was asked where caps moved them."""
     sources = facts.spec.sources
     rows: list[tuple[Cell, ...]] = []
     for stage in facts.spec.stages:
-        weights = [quanta * source.target_share for quanta, source in zip(stage.quanta, sources, strict=True)]
-        rows.append((stage.name, *(weight / sum(weights) for weight in weights)))
+        for name, mixture in ((stage.name, stage.quanta), (f"{stage.name}, as asked", stage.asked_quanta)):
+            weights = [quanta * stage.target_share(k, sources) for k, quanta in enumerate(mixture)]
+            rows += [(name, *(weight / sum(weights) for weight in weights))] if mixture else []
     columns = (Column("stage"), *(Column(source.name, "share") for source in sources))
     return Table("Mixture", columns, tuple(rows))
+
+
+def _rules_tables(spec: Spec) -> list[Table]:
+    """Where weights were not given as they are."""
+    sizes = "declared inventory" if spec.is_draft else "built data"
+    rows = tuple(
+        (stage.name, rule_words(stage), sizes if stage.mixture_rule or stage.asked_quanta else "")
+        for stage in spec.stages
+        if stage.mixture_rule or stage.asked_quanta
+    )
+    return [Table("Weights that follow", tuple(map(Column, ("stage", "weights", "by the sizes of"))), rows)] if rows else []
 
 
 def _unread_tables(spec: Spec) -> list[Table]:

@@ -23,6 +23,7 @@ from headway.recipe.findings import divisors as divisors
 from headway.recipe.findings import found
 from headway.recipe.idle_keys import check_idle
 from headway.recipe.lines import KeyPath
+from headway.recipe.mixture_checks import check_rule
 from headway.recipe.model_checks import check_context, check_model, check_nominal, check_samples
 from headway.recipe.preparation import Prepare
 from headway.recipe.schedules import Steps, StepTokens, whole_batches
@@ -122,7 +123,8 @@ def check_stage(index: int, stage: Stage) -> Iterator[Finding]:
     yield from _check_warmup(at, stage)
     yield from _check_ramp(at, stage)
     yield from _check_rate(at, stage)
-    if not sum(stage.mixture.values()) > 0:
+    yield from check_rule(at, stage)
+    if stage.mixture_rule is None and not sum(stage.mixture.values()) > 0:
         yield (
             (*at, "mixture"),
             Problem(f"the mixture of stage {stage.name!r} has no weight", "at least one weight is above zero", ""),
@@ -229,11 +231,34 @@ def _check_rate(at: KeyPath, stage: Stage) -> Iterator[Finding]:
         )
 
 
+def check_infill(index: int, stage: Stage, source_names: Sequence[str], tokenizer: Tokenizer | None) -> Iterator[Finding]:
+    for name in stage.infill.sources if stage.infill else ():
+        if name not in source_names:
+            yield found(
+                ("stages", index, "infill", "sources"),
+                f"stage {stage.name!r} fills in the middle of {name!r}, which is no source",
+                f"sources are {', '.join(source_names)}",
+                nearest_hint(name, source_names) or "add the source or take the name out",
+            )
+    if stage.infill is not None and stage.infill.rate and tokenizer is not None and not tokenizer.fim_tokens:
+        yield found(
+            ("stages", index, "infill"),
+            f"stage {stage.name!r} fills in the middle, and the tokenizer has no tokens for it",
+            "prefix, suffix and middle stand behind control tokens of their own",
+            'name them: tokenizer.fim_tokens = ["<|prefix|>", "<|suffix|>", "<|middle|>"]',
+        )
+
+
 def check_mixture(index: int, stage: Stage, source_names: Sequence[str]) -> Iterator[Finding]:
-    for name in stage.mixture:
+    rule = stage.mixture_rule
+    named: list[tuple[KeyPath, str]] = [(("mixture", name), name) for name in stage.mixture]
+    if rule is not None:
+        named += [(("mixture_rule", "sources", place), name) for place, name in enumerate(rule.sources)]
+        named += [(("mixture_rule", "scores", name), name) for name in rule.scores]
+    for at, name in named:
         if name not in source_names:
             yield (
-                ("stages", index, "mixture", name),
+                ("stages", index, *at),
                 Problem(
                     f"stage {stage.name!r} mixes {name!r}, which is no source",
                     f"sources are {', '.join(source_names)}",
@@ -244,6 +269,8 @@ def check_mixture(index: int, stage: Stage, source_names: Sequence[str]) -> Iter
 
 def check_inventory(data: Data, stages: Mapping[int, Stage]) -> Iterator[Finding]:
     """What the stages take of each source against what is declared to exist, times the passes that are allowed."""
+    if data.beyond_cap == "rebalance":
+        return
     for index, source in enumerate(data.sources):
         if source.inventory is None or source.cap_epochs is None:
             continue
@@ -312,6 +339,7 @@ def run_checks(part: Callable[[str], Any], stages: dict[int, Any], source_names:
     for index, stage in stages.items():
         findings += check_stage(index, stage)
         findings += check_mixture(index, stage, source_names)
+        findings += check_infill(index, stage, source_names, tokenizer)
     if part("model") is not None:
         findings += check_context(part("model"), stages)
     if part("model") is not None and part("evaluation") is not None:

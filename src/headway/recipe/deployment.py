@@ -275,6 +275,17 @@ class Supervise(Section):
     )
 
 
+class DataCache(Section):
+    """Where shards are kept on each machine while they are read, when the data lies at a URL. Processes and runs share it."""
+
+    directory: str | None = said("a directory of a local disk; None: headway/data under XDG_CACHE_HOME, else ~/.cache", None)
+    size: Bytes | None = said(
+        "most bytes of shards that it holds; None: 16 GiB, or two chunks of every source if that is more. Too few are refused, "
+        "with the number that works",
+        None,
+    )
+
+
 class Deployment(Section):
     """Where and how a run is carried out."""
 
@@ -299,7 +310,8 @@ class Deployment(Section):
     log: LogPolicy = said("what is shown", LogPolicy())
     state_digest_every: WholeOrZero = said("steps between two digests of the whole state in the records; 0: none", 0)
     supervise: Supervise = said("how the run is watched and restarted", Supervise())
-    data_directory: str | None = said("where built data lies; None: beside the run directories", None)
+    data_directory: str | None = said("where built data lies, a directory or a URL; None: beside the run directories", None)
+    cache: DataCache = said("for data at a URL", DataCache())
     notes: Listed[str] = said("anything worth keeping beside the run", ())
 
     @property

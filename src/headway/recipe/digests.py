@@ -28,14 +28,14 @@ ADDED = {
     | {"path", "pattern", "special", "lossy"},
     "Model": ADDED_TO_SPEC[ModelSpec] | {"rotary_share"},
     "Experts": ADDED_TO_SPEC[ExpertsSpec],
-    "Data": frozenset({"prepare"}),
-    "Source": frozenset({"inventory", "without", "exclude", "revision", "repository_level"}),
-    "Stage": frozenset({"yarn"}),
+    "Data": frozenset({"prepare", "held_out_by", "beyond_cap"}),
+    "Source": frozenset({"inventory", "without", "exclude", "revision", "repository_level", "held_out_by", "held_out_at"}),
+    "Stage": frozenset({"yarn", "packing", "infill", "mixture_rule"}),
     "Rate": frozenset({"tail", "batch_rule"}),
     "Optimizer": ADDED_TO_SPEC[OptimizerSpec],
     "Stability": ADDED_TO_SPEC[StabilitySpec],
     "Precision": ADDED_TO_SPEC[PrecisionSpec],
-    "Interventions": frozenset({"damaged_data"}),
+    "Interventions": frozenset({"damaged_data", "mixture"}),
 }
 """By section: keys that came after the first release, left out at their default so that digests of earlier recipes stay."""
 

@@ -6,9 +6,8 @@ Recipe                                        ->  draft Spec can be planned: no 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from fractions import Fraction
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from headway.base.errors import ConfigError, Problem
@@ -16,6 +15,8 @@ from headway.recipe.checks import Finding, check_recipe, nearest_hint
 from headway.recipe.digests import recipe_content, recipe_digest
 from headway.recipe.lines import KeyPath
 from headway.recipe.load import LoadedRecipe
+from headway.recipe.mixture_rules import Known, mixture_quanta, weights_of
+from headway.recipe.rebalance import Mixtures, NothingFits, rebalance
 from headway.recipe.resolved_model import default_ffn_width as default_ffn_width
 from headway.recipe.resolved_model import optional_float, resolve_yarn
 from headway.recipe.resolved_model import resolve_model as resolve_model
@@ -23,7 +24,9 @@ from headway.recipe.schedules import Steps, StepTokens, whole_batches
 from headway.recipe.spec import (
     QUANTA,
     EvaluationSpec,
+    InfillSpec,
     OptimizerSpec,
+    PackedSpec,
     PrecisionSpec,
     RateSpec,
     RopeSpec,
@@ -49,6 +52,8 @@ class SourceFacts:
     target_share: float  # target tokens per token
     digest: str
     licence: str
+    quality: Mapping[str, float] = field(default_factory=dict)  # mean score by axis
+    packed: Mapping[int, PackedSpec] = field(default_factory=dict)  # by sequence length
 
 
 @dataclass(frozen=True)
@@ -60,6 +65,7 @@ class DataFacts:
     vocabulary: int
     document_token: str
     sources: tuple[SourceFacts, ...]
+    infill: tuple[int, ...] = ()  # ids of prefix, suffix and middle; none: the tokenizer has no such tokens
 
 
 def resolve(recipe: Recipe | LoadedRecipe, facts: DataFacts | None, *, parent: dict | None = None) -> Spec:
@@ -72,7 +78,9 @@ def resolve(recipe: Recipe | LoadedRecipe, facts: DataFacts | None, *, parent: d
     if facts is not None and not findings:
         findings = facts_findings(whole, facts)
     _refuse(findings, locate)
-    spec = _build(whole, facts, parent)
+    spec = _build(whole, facts, parent, locate)
+    if spec.is_draft and whole.data.beyond_cap == "rebalance":
+        spec = _rebalanced_draft(spec, locate)
     refuse_names(spec.model, spec.precision, locate)
     return spec
 
@@ -82,14 +90,15 @@ def _refuse(findings: Sequence[Finding], locate: Callable[[KeyPath], str]) -> No
         raise ConfigError([Problem(p.seen, p.rule, p.way_out, locate(path)) for path, p in findings])
 
 
-def _build(recipe: Recipe, facts: DataFacts | None, parent: dict | None) -> Spec:
+def _build(recipe: Recipe, facts: DataFacts | None, parent: dict | None, locate: Callable[[KeyPath], str]) -> Spec:
     sources = tuple(resolve_sources(recipe, facts))
     model = resolve_model(recipe.model, recipe.tokenizer.vocabulary)
     evaluation = recipe.evaluation
+    data_seed = recipe.seed if recipe.data.seed is None else recipe.data.seed
     return Spec(
         name=recipe.name,
         seed=recipe.seed,
-        data_seed=recipe.seed if recipe.data.seed is None else recipe.data.seed,
+        data_seed=data_seed,
         objective=recipe.objective.model_dump(mode="json"),
         tokenizer=TokenizerSpec(
             kind=recipe.tokenizer.kind,
@@ -99,7 +108,7 @@ def _build(recipe: Recipe, facts: DataFacts | None, parent: dict | None) -> Spec
         ),
         model=model,
         sources=sources,
-        stages=resolve_stages(recipe.stages, sources, model.rope),
+        stages=resolve_stages(recipe.stages, sources, model.rope, facts, data_seed, locate),
         optimizer=resolve_optimizer(recipe.optimizer),
         stability=StabilitySpec(
             z_loss=float(recipe.stability.z_loss),
@@ -162,10 +171,22 @@ def resolve_sources(recipe: Recipe, facts: DataFacts | None) -> list[SourceSpec]
     return resolved
 
 
-def resolve_stages(stages: Sequence[Stage], sources: Sequence[SourceSpec], rope: RopeSpec) -> tuple[StageSpec, ...]:
-    """In order, because a stage inherits the RoPE base and YaRN of the one before."""
-    resolved = []
-    for stage in stages:
+def resolve_stages(
+    stages: Sequence[Stage],
+    sources: Sequence[SourceSpec],
+    rope: RopeSpec,
+    facts: DataFacts | None,
+    data_seed: int,
+    locate: Callable[[KeyPath], str],
+) -> tuple[StageSpec, ...]:
+    """In order, because a stage inherits the RoPE base and YaRN of the one before, and rules count what was read before."""
+    resolved: list[StageSpec] = []
+    quality = {source.name: source.quality for source in facts.sources} if facts else {}
+    for index, stage in enumerate(stages):
+        packed = _packed(stage, sources, facts)
+        shares = [plan.target_share for plan in packed] or [s.target_share for s in sources]
+        known = Known(sources=sources, shares=shares, before=resolved, quality=quality)
+        weights, rule = weights_of(stage, known, locate(("stages", index, "mixture_rule")))
         yarn = rope.yarn if stage.yarn is None else resolve_yarn(stage.yarn)
         rope = RopeSpec(float(stage.rope_base or rope.base), yarn)
         ramp = [(phase.start, phase.batch) for phase in stage.ramp] or [(0, stage.batch or stage.sequence)]
@@ -178,14 +199,32 @@ def resolve_stages(stages: Sequence[Stage], sources: Sequence[SourceSpec], rope:
                 sequences=sequences,
                 phases=phases,
                 rate=resolve_rate(stage.rate, StepTokens(phases, sequences, stage.sequence)),
-                quanta=mixture_quanta([stage.mixture.get(s.name, 0.0) for s in sources], [s.target_share for s in sources]),
+                quanta=mixture_quanta(weights, shares),
                 rope_base=rope.base,
                 yarn=rope.yarn,
                 entry_gates=tuple(gate.model_dump(mode="json") for gate in stage.entry_gates),
                 exit_gates=tuple(gate.model_dump(mode="json") for gate in stage.exit_gates),
+                packing=stage.packing,
+                packed=packed,
+                infill=_infill(stage, facts, data_seed),
+                mixture_rule=rule,
             )
         )
     return tuple(resolved)
+
+
+def _packed(stage: Stage, sources: Sequence[SourceSpec], facts: DataFacts | None) -> tuple[PackedSpec, ...]:
+    if stage.packing == "cut" or facts is None:
+        return ()
+    known, none = {source.name: source.packed for source in facts.sources}, PackedSpec((), 1.0, "")
+    return tuple(known[source.name].get(stage.sequence, none) for source in sources)
+
+
+def _infill(stage: Stage, facts: DataFacts | None, data_seed: int) -> InfillSpec | None:
+    if stage.infill is None or not stage.infill.rate:
+        return None
+    asked = stage.infill
+    return InfillSpec(float(asked.rate), float(asked.spm), asked.sources, facts.infill if facts else (), data_seed)
 
 
 def resolve_rate(rate: Rate, of: StepTokens) -> RateSpec:
@@ -200,17 +239,38 @@ def resolve_rate(rate: Rate, of: StepTokens) -> RateSpec:
     )
 
 
-def mixture_quanta(weights: Sequence[float], target_shares: Sequence[float]) -> tuple[int, ...]:
-    """Quanta per source: proportional to weight / target share by largest remainder, sum 65,536, none lost that has weight."""
-    wanted = [Fraction(w) / Fraction(tau) for w, tau in zip(weights, target_shares, strict=True)]
-    ideal = [value * QUANTA / sum(wanted) for value in wanted]
-    quanta = [max(int(value), 1) if value else 0 for value in ideal]
-    order = sorted((i for i, value in enumerate(ideal) if value), key=lambda i: (quanta[i] - ideal[i], i))
-    for place in range(QUANTA - sum(quanta)):
-        quanta[order[place % len(order)]] += 1
-    while sum(quanta) > QUANTA:  # many sources were lifted to one quantum: the largest gives
-        quanta[quanta.index(max(quanta))] -= 1
-    return tuple(quanta)
+def with_mixtures(spec: Spec, mixtures: Mixtures) -> Spec:
+    """``spec`` with stages mixed otherwise than they asked; those that change remember what was asked."""
+    stages = [
+        stage if quanta == stage.quanta else replace(stage, quanta=quanta, asked_quanta=stage.quanta)
+        for stage, quanta in zip(spec.stages, mixtures, strict=True)
+    ]
+    return replace(spec, stages=tuple(stages))
+
+
+def _rebalanced_draft(spec: Spec, locate: Callable[[KeyPath], str]) -> Spec:
+    """By the tokens that the recipe declares; sources without an inventory or a cap have no bound here."""
+    caps = {k: s.tokens * s.cap_epochs for k, s in enumerate(spec.sources) if s.tokens and s.cap_epochs is not None}
+    sizes = [stage.sequences * stage.sequence_length for stage in spec.stages]
+
+    def taken(mixtures: Mixtures, k: int) -> float:
+        return sum(size * quanta[k] for size, quanta in zip(sizes, mixtures, strict=True)) / QUANTA
+
+    def beyond(mixtures: Mixtures) -> frozenset[int]:
+        return frozenset(k for k, allowed in caps.items() if taken(mixtures, k) > allowed)
+
+    asked = tuple(stage.quanta for stage in spec.stages)
+    try:
+        return with_mixtures(spec, rebalance(asked, beyond))
+    except NothingFits as error:
+        k = error.source
+        raise ConfigError(
+            f"source {spec.sources[k].name}: the stages take {taken(asked, k):,.0f} tokens, its cap allows {caps[k]:,.0f}, and "
+            "no mixture of the stages' sources keeps all within their caps",
+            "what a source may not give is taken from the other sources of the same stage",
+            "shorten the stages, raise cap_epochs, or add a source to the stages that have no other",
+            locate(("data", "sources", k, "cap_epochs")),
+        ) from None
 
 
 # --- the recipe against the data ----------------------------------------------------------------------------------------
@@ -238,4 +298,22 @@ def facts_findings(recipe: Recipe, facts: DataFacts) -> list[Finding]:
         elif known[source.name].tokens < 2:
             seen = f"source {source.name!r} is empty: {known[source.name].tokens} tokens"
             findings.append((at, Problem(seen, "a source holds text", "check its path and patterns")))
+    for index, stage in enumerate(recipe.stages):
+        findings += _stage_findings(("stages", index), stage, facts)
+    return findings
+
+
+def _stage_findings(at: KeyPath, stage: Stage, facts: DataFacts) -> list[Finding]:
+    """What a stage needs of the build besides tokens."""
+    findings: list[Finding] = []
+    has_plan = {source.name: stage.sequence in source.packed for source in facts.sources}
+    lacking = [name for name, weight in stage.mixture.items() if weight and not has_plan.get(name, True)]
+    if stage.packing == "best-fit" and lacking:
+        seen = f"stage {stage.name}: the data has no plan that packs {', '.join(lacking)} into {stage.sequence} tokens"
+        way_out = "add it with: headway data build RECIPE, into the same directory"
+        findings.append(((*at, "packing"), Problem(seen, "best-fit plans are made when data is built", way_out)))
+    if stage.infill is not None and stage.infill.rate and not facts.infill:
+        seen = f"stage {stage.name}: fill-in-the-middle, and a tokenizer without its three control tokens"
+        way_out = "name them in tokenizer.fim_tokens and build the data again, or take stages.infill out"
+        findings.append(((*at, "infill"), Problem(seen, "prefix, suffix and middle stand behind tokens of their own", way_out)))
     return findings

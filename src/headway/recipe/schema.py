@@ -45,6 +45,7 @@ from headway.recipe.preparation import Prepare, StepName
 
 Shape = Literal["constant", "linear", "cosine", "inverse_sqrt", "one_minus_sqrt"]
 SourceKind = Literal["text-tree", "code-tree", "jsonl", "parquet", "huggingface", "python-stdlib", "pydoc-topics", "undisclosed"]
+HeldOutBy = Literal["order", "content", "repository", "time"]
 
 # Far above anything that trains, and low enough that every product of sizes stays exact and every plan ends at once.
 LARGEST_WIDTH, LARGEST_HEADS = 2**24, 65_536
@@ -326,15 +327,33 @@ class Source(Section):
         "unique tokens that there are, as declared, for plans before the data is built; None: not known", None
     )
     without: Listed[StepName] = said("steps of data.prepare that this source does without", ())
+    held_out_by: HeldOutBy | None = said("how its held-out documents are chosen; None: as data.held_out_by", None)
+    held_out_at: str | None = said(
+        "the threshold that decides: for time a time (held out from it on), for content and repository what an earlier build "
+        "recorded, such as 0x00a3d70a3d70a3d7; None: found so that data.held_out tokens are reached",
+        None,
+    )
 
 
 class Data(Section):
     """Sources and how they are cut. Its manifest digest becomes part of the run's identity."""
 
     seed: Seed | None = said("seed of the data order; None: the recipe's seed", None)
-    held_out: TokensOrZero = said("tokens per source set apart for held-out loss, never trained on", 100_000)
+    held_out: TokensOrZero = said(
+        "tokens per source set apart for held-out loss, never trained on; 1M or more where a source has as many", 100_000
+    )
+    held_out_by: HeldOutBy = said(
+        "which: the first documents of the shuffled order; those below a threshold of a hash of their text (content) or of their "
+        "repository, whole repositories then; the newest (time). Documents without that fact are trained on, and counted",
+        "order",
+    )
     chunk: Tokens | None = said("tokens per shuffled chunk of a source; None: 2^floor(log2(tokens / 64)), at most 2^30", None)
     dtype: Literal["auto", "uint16", "uint32"] = said("stored tokens; auto: the smallest type that holds the vocabulary", "auto")
+    beyond_cap: Literal["refuse", "rebalance"] = said(
+        "stages that would read a source beyond its cap: refuse, or give what its cap does not allow to the other sources of "
+        "each stage in proportion to their weights",
+        "refuse",
+    )
     sources: Some[Source] = said("collections of documents, at least one")
     prepare: Prepare | None = said("what is done to documents before they become tokens; None: taken as they are", None)
 
@@ -364,6 +383,15 @@ class Rate(Section):
     )
 
 
+class Infill(Section):
+    """Fill-in-the-middle: a share of documents as prefix, suffix, middle, behind control tokens (arXiv 2207.14255). A part of a
+    document that a window holds is one document here; it gives its last three tokens for the control tokens."""
+
+    rate: Share = said("share of documents, 0 to 1")
+    spm: Share = said("of these, the share with the suffix before prefix and middle", 0.5)
+    sources: Listed[Name] = said("of these sources only; empty: of all", ())
+
+
 class Gate(Section):
     """A condition to pass, fixed before its result is known. Declared here and carried with the run."""
 
@@ -375,6 +403,27 @@ class Gate(Section):
     unresolved: Listed[str] = said("assumptions that stay open even when it passes", ())
 
 
+class MixtureRule(Section):
+    """Weights of a stage's sources by a rule over their tokens, computed when the run is frozen. n is the target tokens of one
+    pass over a source; plans before the data is built take the declared inventory."""
+
+    kind: Literal["temperature", "quality", "unimax"] = said(
+        "temperature: n^(1 / temperature); quality: n^size_power exp(score / temperature); unimax: equal shares, and no source "
+        "beyond epochs passes, those of stages before included"
+    )
+    temperature: Positive | None = said(
+        "of temperature: 1 is in proportion to n, higher is more even; of quality: higher heeds scores less; None: not used",
+        None,
+        ge=0.01,
+        le=1e6,
+    )
+    size_power: Annotated[float, Field(ge=0, le=1)] = said("of quality: power of n; 0: size does not count", 1.0)
+    scores: dict[str, float] = said("of quality: source -> score", {})
+    axis: str = said("of quality: axis whose mean in the data manifest is the score of sources that state none; empty: none", "")
+    epochs: Positive | None = said("of unimax: most passes over a source; None: not used", None, le=1e6)
+    sources: Listed[str] = said("sources that take part; empty: all", ())
+
+
 class Stage(Section):
     """A part of the run with one sequence length, one mixture and one rate curve."""
 
@@ -384,9 +433,18 @@ class Stage(Section):
     batch: Tokens | None = said("tokens per optimizer step, over all replicas; None: see ramp", None)
     ramp: Listed[RampPhase] = said("batch sizes in phases, instead of batch", ())
     rate: Rate = said("learning-rate curve of the stage; left out: constant at the peak", Rate())
-    mixture: dict[str, Annotated[float, Field(ge=0)]] = said("source -> weight, as shares of target tokens; any scale")
+    mixture: dict[str, Annotated[float, Field(ge=0)]] = said(
+        "source -> weight, as shares of target tokens; any scale; empty: mixture_rule says", {}
+    )
+    mixture_rule: MixtureRule | None = said("weights by a rule, in place of mixture; None: mixture has them", None)
     rope_base: RopeBase | None = said("base of the RoPE frequencies in this stage, 2 to 1e12; None: as the stage before", None)
     yarn: Yarn | None = said("YaRN in this stage; None: as the stage before (factor = 1: none any more)", None)
+    packing: Literal["cut", "best-fit"] = said(
+        "how documents fill sequences: one behind the other and cut where a sequence ends, or whole (only what is longer is cut) "
+        "by a plan that the build makes, with padding that is no target",
+        "cut",
+    )
+    infill: Infill | None = said("fill-in-the-middle; None: documents as they are", None)
     entry_gates: Listed[Gate] = said("conditions to start the stage", ())
     exit_gates: Listed[Gate] = said("conditions to leave the stage", ())
 
@@ -471,6 +529,11 @@ class Interventions(Section):
     damaged_data: Literal["stop", "quarantine"] = said(
         "training tokens that do not have their digest: stop, or go on without them (at most a tenth of a source), on record",
         "stop",
+    )
+    mixture: Literal["fixed", "adaptive"] = said(
+        "adaptive: the mixture of a stage may be changed from a step on (headway resume RUN --mixture), each change on record "
+        "with reason, author and tokens consumed; fixed: as the recipe says",
+        "fixed",
     )
     owner: str = said("who answers for the run while it runs", "")
 

@@ -10,6 +10,7 @@ index on, so any step's place follows by arithmetic (``schedules.py``).
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -223,6 +224,40 @@ class RateSpec:
 
 
 @dataclass(frozen=True)
+class PackedSpec:
+    """How best fit packs one source: a plan of the data directory."""
+
+    bins: tuple[int, ...]  # windows of every chunk, the tail last; none: there is no plan, and no weight in this stage
+    target_share: float  # the rest of a window is padding
+    digest: str
+
+
+@dataclass(frozen=True)
+class InfillSpec:
+    """Fill-in-the-middle of a ``rate`` of documents; of these, ``spm`` have the suffix first."""
+
+    rate: float
+    spm: float
+    sources: tuple[str, ...]  # empty: all
+    tokens: tuple[int, ...]  # ids of prefix, suffix and middle; none in a draft
+    seed: int  # that of the data order
+
+
+@dataclass(frozen=True)
+class MixtureRuleSpec:
+    """The rule that a stage's mixture was made by, as it was applied (``mixture_rules.py``). Lists go with ``sources``."""
+
+    kind: str  # temperature, quality, unimax
+    sources: tuple[str, ...]
+    tokens: tuple[int, ...]  # target tokens of one pass; all 0: a draft that knew none, and took all alike
+    weights: tuple[float, ...]  # what it gave: shares of target tokens
+    temperature: float | None = None
+    size_power: float = 1.0  # of quality
+    epochs: float | None = None  # of unimax
+    scores: tuple[float, ...] = ()  # of quality
+
+
+@dataclass(frozen=True)
 class StageSpec:
     """``sequences`` is M_s: whole batches up to the stage's tokens. ``quanta`` is per source and sums to 65,536."""
 
@@ -237,10 +272,24 @@ class StageSpec:
     entry_gates: tuple[dict, ...] = ()
     exit_gates: tuple[dict, ...] = ()
     yarn: YarnSpec | None = None
+    packing: str = "cut"  # cut, best-fit
+    packed: tuple[PackedSpec, ...] = ()  # with best-fit: per source; none in a draft
+    infill: InfillSpec | None = None
+    mixture_rule: MixtureRuleSpec | None = None  # None: weights were given
+    asked_quanta: tuple[int, ...] = ()  # before caps moved them; empty: ``quanta`` are as asked
 
     @property
     def rope(self) -> RopeSpec:
         return RopeSpec(self.rope_base, self.yarn)
+
+    @property
+    def windows(self) -> tuple[int, tuple[PackedSpec, ...]]:
+        """What windows are: stages that agree in it go on where the one before ended."""
+        return self.sequence_length, self.packed
+
+    def target_share(self, source: int, sources: Sequence[SourceSpec]) -> float:
+        """Targets per token of windows from source number ``source``."""
+        return self.packed[source].target_share if self.packed else sources[source].target_share
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 from headway.report.closeup import closeup_figure
 from headway.report.curves import health_figure, loss_figure
 from headway.report.material import Material
+from headway.report.positions import last_by_position, position_figure
 from headway.report.sections.recovery import closeups
 from headway.report.timelines import segments_figure, time_figure
 
@@ -20,6 +21,8 @@ def figures(material: Material) -> dict[str, Callable[[], Figure]]:
     if len(facts.kept):
         result["loss"] = partial(loss_figure, facts, material.breaks)
         result["health"] = partial(health_figure, facts, material.breaks)
+        if last_by_position(facts) is not None:
+            result["positions"] = partial(position_figure, facts)
     if facts.ledger is not None and facts.ledger.total_ns:
         result["time"] = partial(time_figure, facts.categories)
         if facts.segments:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -56,8 +56,25 @@ class Steps:
 
 
 @dataclass(frozen=True)
+class Buckets:
+    """Held-out loss by position: bucket 0 is position 0, bucket b positions 2^(b-1) to 2^b - 1. NaN where none was scored."""
+
+    targets: np.ndarray
+    loss: np.ndarray  # nats per token
+
+    @staticmethod
+    def of(plain: Any) -> Buckets | None:
+        """None: it is no record of buckets."""
+        parts = [part for part in map(plain.get, ("targets", "nll")) if isinstance(part, list)] if isinstance(plain, dict) else []
+        if len(parts) != 2 or not parts[0] or len(parts[0]) != len(parts[1]):
+            return None
+        targets, nll = (np.array([number(value) for value in part]) for part in parts)
+        return Buckets(targets, np.divide(nll, targets, out=np.full(len(nll), math.nan), where=targets > 0))
+
+
+@dataclass(frozen=True)
 class Evaluation:
-    """Held-out loss per source (nats per token) after ``step``."""
+    """Held-out loss per source (nats per token) after ``step``. Older runs say nothing of bytes and positions."""
 
     segment: int
     step: int
@@ -66,6 +83,8 @@ class Evaluation:
     targets: dict[str, int]
     ns: int  # that it took
     kept: bool
+    bits_per_byte: dict[str, float] = field(default_factory=dict)
+    by_position: dict[str, dict[str, Buckets]] = field(default_factory=dict)  # source -> window, document
 
 
 @dataclass(frozen=True)
@@ -149,9 +168,16 @@ def gather_evaluations(rows: Rows) -> tuple[Evaluation, ...]:
             targets={str(name): whole(value) for name, value in (record.get("targets") or {}).items()},
             ns=split_sum(record.get("split")),
             kept=facts.keeps(step),
+            bits_per_byte={str(name): number(value) for name, value in (record.get("bits_per_byte") or {}).items()},
+            by_position={str(name): _buckets(plain) for name, plain in (record.get("by_position") or {}).items()},
         )
         for facts, record, step in _of_kind(rows, "evaluation")
     )
+
+
+def _buckets(plain: Any) -> dict[str, Buckets]:
+    found = {name: Buckets.of(plain.get(name)) for name in ("window", "document")} if isinstance(plain, dict) else {}
+    return {name: buckets for name, buckets in found.items() if buckets is not None}
 
 
 def gather_saves(rows: Rows, run: RunDirectory) -> tuple[Save, ...]:

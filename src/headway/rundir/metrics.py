@@ -35,6 +35,7 @@ _REST = {
     "mirror_failed": Category.BLOCKING_SAVE,
     "interval": Category.BLOCKING_SAVE,
     "stall": Category.DATA_STALL,
+    "delivery": Category.PRODUCTIVE,
     "end": Category.RECONFIGURE,
 }
 """Where the unmarked rest of an interval goes, by kind of row."""
@@ -53,6 +54,7 @@ _FIELDS: dict[str, _Fields] = {
     "evaluation": {**_STEP, "loss": dict},
     "sample": _STEP,
     "stall": {**_STEP, "waited_ns": int, "shard": str},
+    "delivery": {**_STEP, "loader": dict, "sources": dict},
     "retention_failed": {**_STEP, "error": str},
     "over_budget": {**_STEP, "error": str},
     "mirrored": {**_STEP, "checkpoint": str},

@@ -41,6 +41,7 @@ class Segment:
     layout: dict[str, Any]
     skips: tuple[dict, ...] = ()  # skip records in force: {stage, first, count}
     quarantines: tuple[dict, ...] = ()  # quarantine records in force: {source, token, tokens, stage, first}
+    transitions: tuple[dict, ...] = ()  # of the mixture: {stage, first, quanta, weights, reason, author, consumed}
     rejected: tuple[dict, ...] = ()  # checkpoints that were refused on the way: {checkpoint, reason}
     deployment: dict[str, Any] | None = None  # resolved, where the run went on under another than it was created with
     kind: str = "segment"
@@ -49,7 +50,7 @@ class Segment:
 
 def stream_record(segment: Segment) -> list[dict]:
     """What decides the stream of a segment, beside its Spec."""
-    return [dict(record) for record in (*segment.skips, *segment.quarantines)]
+    return [dict(record) for record in (*segment.skips, *segment.quarantines, *segment.transitions)]
 
 
 def deployment_of(run: RunDirectory, segments: list[Segment] | None = None) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from headway.base.clocks import Clock, SystemClock
 from headway.base.errors import EXIT_CONFIG, EXIT_ENVIRONMENT, EXIT_OK, EXIT_RUN, HeadwayError
 from headway.base.failpoints import guard
 from headway.data.stream import Stream
+from headway.data.transition import MixtureChange, with_change
 from headway.recipe.schedules import Schedule
 from headway.recipe.spec import Spec
 from headway.rundir.events import EventLog, read_events
@@ -62,10 +64,12 @@ def supervise(
     clock: Clock | None = None,
     on_record: Callable[[dict], None] | None = None,
     deployment: dict[str, Any] | None = None,
+    change: MixtureChange | None = None,
 ) -> Outcome:
     """Own ``run`` until it is complete, stopped or failed.
 
-    ``deployment``: resolved; the run goes on under it from here on (None: under the one in force).
+    ``deployment``: resolved; the run goes on under it from here on (None: under the one in force). ``change``: of the mixture,
+    from the restored step on (None: as it is).
 
     ``on_record`` gets every row of the trainer, every event, and {kind: "waiting", owner, seconds} while an earlier owner's
     lease runs out. EnvironmentFault when somebody else owns the run.
@@ -88,7 +92,7 @@ def supervise(
             watch = Watch(
                 run=run, options=options, clock=clock, lease=lease, events=events, stop=stop, patience=patience, show=show
             )
-            return _Supervisor(watch, launcher or ProcessLauncher(), deployment).run()
+            return _Supervisor(watch, launcher or ProcessLauncher(), deployment, change).run()
     finally:
         lease.release()
 
@@ -125,8 +129,8 @@ class Viewer:
 class _Supervisor:
     """The loop over attempts, once the lease is held."""
 
-    def __init__(self, watch: Watch, launcher: Launcher, deployment: dict[str, Any] | None):
-        self._watch, self._launcher, self._deployment = watch, launcher, deployment
+    def __init__(self, watch: Watch, launcher: Launcher, deployment: dict[str, Any] | None, change: MixtureChange | None):
+        self._watch, self._launcher, self._deployment, self._change = watch, launcher, deployment, change
         self._attempts, self._fruitless = 0, 0
         self._last_choice: Choice | None = None
         self._best_step = 0  # the newest step that a choice of this supervisor could prove
@@ -215,7 +219,7 @@ class _Supervisor:
         deployment = self._deployment or deployment_of(run, list(segments.values()))
         layout = _layout(deployment, run.spec(), choice.step)
         end_writers(run, _most_ranks(run), first=layout["world"])  # nobody comes back for what they hold
-        reason = self._reason(bool(segments))
+        reason, transitions = self._reason(bool(segments)), self._transitions(segments, parent, choice.step)
         segment = Segment(
             id=max({*segments, *saving_segments(run)}, default=0) + 1,
             parent=parent.id if parent else None,
@@ -227,6 +231,7 @@ class _Supervisor:
             layout=layout,
             skips=parent.skips if parent else (),
             quarantines=self._quarantines(segments, parent, choice.step),
+            transitions=transitions,
             rejected=tuple(choice.rejected),
             deployment=None if deployment == stated else deployment,
         )
@@ -243,13 +248,30 @@ class _Supervisor:
         place = Schedule(spec).place(step)
         stream = Stream.of_segment(spec, parent) if parent else Stream(spec)
         first = int(stream.stream_index(place.stage, np.array([place.first_sequence]))[0])
-        found = {"source": damage["source"], "token": damage["token"], "tokens": damage["tokens"]}
+        found = {key: damage[key] for key in ("source", "token", "tokens", "packed") if key in damage}
         record = found | {"stage": place.stage, "first": first}
-        self._watch.record("quarantine", **damage, stage=place.stage, first=first)
+        told = {key: value for key, value in damage.items() if key != "packed"}
+        self._watch.record("quarantine", **told, stage=place.stage, first=first)
         self._fruitless = 0  # the next attempt reads other tokens
         return (*before, record)
 
+    def _transitions(self, segments: dict[int, Segment], parent: Segment | None, step: int) -> tuple[dict, ...]:
+        """Those of the newest segment, also where no checkpoint was written under them yet; and what was asked for, from here."""
+        newest = segments[max(segments)] if segments else None
+        before, change = newest.transitions if newest else (), self._change
+        if change is None:
+            return before
+        spec = self._watch.run.spec()
+        stream = Stream.of_segment(spec, replace(parent, transitions=before)) if parent else Stream(spec)
+        self._change = None
+        made = tuple(asdict(one) for one in with_change(stream, step, change, self._watch.options.author))
+        self._watch.record("mixture", **made[-1])
+        return tuple(record | {"quanta": list(record["quanta"])} for record in made)
+
     def _reason(self, has_history: bool) -> str:
+        if self._change is not None:
+            weights = ", ".join(f"{name} {weight:g}" for name, weight in self._change.weights.items())
+            return f"mixture: {weights}: {self._change.reason}"
         if self._damage is not None:
             damage = self._damage
             return f"quarantine: {damage['tokens']:,} tokens of {damage['source']} ({damage['shard']}, block {damage['block']})"

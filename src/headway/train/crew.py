@@ -68,9 +68,9 @@ class Crew:
         """Of every rank that has something to say."""
         return [words] if words else []
 
-    def over_tokens(self, number: float) -> float:
-        """The sum of what each rank has of its own tokens, float64."""
-        return number
+    def over_tokens(self, sums: torch.Tensor) -> torch.Tensor:
+        """The sum of what each rank has of its own tokens."""
+        return sums
 
     def digest(self, state: dict[str, torch.Tensor], place: Place) -> str:
         """Of the whole state, as in the manifest of a checkpoint that these processes would write."""
@@ -117,8 +117,8 @@ class Together(Crew):
     def words(self, words: str) -> list[str]:
         return [f"rank {rank}: {said}" for rank, said in enumerate(everybodys_words(words)) if said]
 
-    def over_tokens(self, number: float) -> float:
-        return float(over_batch(torch.tensor(number, dtype=torch.float64, device=self.mesh.device), self.mesh))
+    def over_tokens(self, sums: torch.Tensor) -> torch.Tensor:
+        return over_batch(sums.to(self.mesh.device, copy=True), self.mesh)
 
     def digest(self, state: dict[str, torch.Tensor], place: Place) -> str:
         return digest_of_all(place.parts(state))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,12 +26,15 @@ class StepBatch:
 
     def scored(self, index: int) -> torch.Tensor | None:
         """bool, B T: which tokens of micro-batch ``index`` count; None: all."""
+        micro = self.micro_batches[index]
+        own = None if micro.scored_BT is None else torch.from_numpy(micro.scored_BT)
         if not self.padded:
-            return None
-        tokens_BT = self.micro_batches[index].tokens_BT
+            return own
+        tokens_BT = micro.tokens_BT
         before, real = sum(len(rows) for rows in self.rows[:index]), sum(map(len, self.rows)) - self.padded
         counts_B = torch.arange(before, before + len(tokens_BT)) < real
-        return counts_B[:, None].expand(tokens_BT.shape)
+        real_BT = counts_B[:, None].expand(tokens_BT.shape)
+        return real_BT if own is None else real_BT & own
 
     def evened(self, count: int) -> StepBatch:
         """The same batch as ``count`` micro-batches (or the more that it has) of as many sequences as its first: what is
@@ -74,13 +79,22 @@ class Feed:
         share = self.stream.share(place.stage, place.first_sequence, place.batch_sequences, replica.index, replica.count)
         u = share.u
         positions = self.stream.locate(place.stage, u)
+        if self.reader.is_remote:
+            self.reader.expect(self.stream.chunks_at(place.stage, place.end_sequence))
         size = self.micro_sequences(stage.sequence_length)
         micro_batches = tuple(
-            self.reader.window_batch(_cut(positions, start, start + size), stage.sequence_length)
-            for start in range(0, len(u), size)
+            self.reader.stage_batch(_cut(positions, start, start + size), stage) for start in range(0, len(u), size)
         )
         rows = tuple(tuple((u[start : start + size] - place.first_sequence).tolist()) for start in range(0, len(u), size))
-        return StepBatch(place, micro_batches, place.batch_sequences * stage.sequence_length, rows, share.padded)
+        return StepBatch(place, micro_batches, self._targets(place), rows, share.padded)
+
+    def _targets(self, place: StepPlace) -> int:
+        """Of the whole batch, on all replicas."""
+        stage = self.schedule.spec.stages[place.stage]
+        if not stage.packed:
+            return place.batch_sequences * stage.sequence_length
+        u = np.arange(place.first_sequence, place.first_sequence + place.batch_sequences)
+        return self.reader.targets(self.stream.locate(place.stage, u), stage)
 
 
 def _cut(positions: Positions, start: int, stop: int) -> Positions:
@@ -88,15 +102,18 @@ def _cut(positions: Positions, start: int, stop: int) -> Positions:
     return Positions(np.asarray(positions.source)[part], np.asarray(positions.epoch)[part], np.asarray(positions.token)[part])
 
 
-def _parts(batch: WindowBatch) -> tuple[np.ndarray, ...]:
-    return batch.tokens_BT, batch.targets_BT, batch.document_BT, batch.position_BT, batch.source_B
-
-
 def _first_rows(batch: WindowBatch, count: int) -> WindowBatch:
-    return WindowBatch(*(part[:count] for part in _parts(batch)))
+    return _each(lambda part: part[:count], batch)
 
 
 def _joined(batch: WindowBatch, more: WindowBatch) -> WindowBatch:
     if not len(more.tokens_BT):
         return batch
-    return WindowBatch(*(np.concatenate(pair) for pair in zip(_parts(batch), _parts(more), strict=True)))
+    return _each(lambda *parts: np.concatenate(parts), batch, more)
+
+
+def _each(change: Callable[..., np.ndarray], *batches: WindowBatch) -> WindowBatch:
+    """A batch of ``change`` of each array of ``batches``; what they lack, it lacks."""
+    parts = zip(*([getattr(batch, part.name) for part in fields(batch)] for batch in batches), strict=True)
+    changed: list[Any] = [None if part[0] is None else change(*part) for part in parts]
+    return WindowBatch(*changed)

@@ -17,7 +17,7 @@ import torch
 from headway.base import failpoints
 from headway.base.errors import EnvironmentFault, RunError
 from headway.checkpoint.saver import Outcome
-from headway.evaluate.held_out import Share, held_out_loss
+from headway.evaluate.held_out import HeldOut, Share, held_out_loss, windows_at_once
 from headway.evaluate.sample import greedy
 from headway.parallel.state import local_values
 from headway.rundir.metrics import read_chain_rows
@@ -26,6 +26,9 @@ from headway.train.environment import peak_bytes
 from headway.train.sample import prompt_ids
 from headway.train.setup import TrainRun, cursor
 from headway.train.step import StepResult, must_stop, train_step
+
+DELIVERY_STEPS = 200
+"""Between two records of how the input came."""
 
 
 def train(run: TrainRun) -> str:
@@ -38,7 +41,7 @@ def train(run: TrainRun) -> str:
         result = train_step(run.trainee, batch, run.schedule.rate(run.step), lambda: bool(run.stop.own))
         run.step += 1
         run.stop.agreed(result.wish)
-        record(run, result, waited_ns)
+        record(run, result, waited_ns, batch.targets)
         hear(run, run.saver.poll())
         run.skipped = 0 if result.applied or ends_soundly(run, result) else run.skipped + 1
         if must_stop(run.spec.stability, run.skipped) or (run.skipped and run.step == run.until):
@@ -84,6 +87,8 @@ def end(run: TrainRun) -> str:
     """The last record. A run is complete when its last step is trained, evaluated and saved."""
     done = run.step == run.until and not run.owes
     state = "stopped" if not done else "complete" if run.step == run.schedule.total_steps else "relaid"
+    if run.step > run.segment.restored_step:
+        record_delivery(run)
     run.log.write("end", step=run.step, state=state, reason=run.stop.reason, digest=digest(run), peak_bytes=peak_bytes())
     run.crew.leave()
     return state
@@ -95,7 +100,7 @@ def digest(run: TrainRun) -> str:
     return run.crew.digest(run.trainee.saved_state(), run.place)
 
 
-def record(run: TrainRun, result: StepResult, waited_ns: int) -> None:
+def record(run: TrainRun, result: StepResult, waited_ns: int, targets: int) -> None:
     """One row per update: the loss is the global one of the whole batch (L3)."""
     done = run.schedule.place(run.step - 1)
     every = run.policy.state_digest_every
@@ -107,7 +112,7 @@ def record(run: TrainRun, result: StepResult, waited_ns: int) -> None:
         stage=run.spec.stages[done.stage].name,
         u=done.end_sequence,
         sequences=done.batch_sequences,
-        targets=done.batch_sequences * run.spec.stages[done.stage].sequence_length,
+        targets=targets,
         tokens=run.schedule.tokens_before(run.step),
         loss=result.loss,
         z_loss=result.z_loss,
@@ -117,9 +122,17 @@ def record(run: TrainRun, result: StepResult, waited_ns: int) -> None:
         rate=run.schedule.rate(run.step - 1),
         digest=found,
         input_wait_ns=waited_ns,
+        input_ready=run.batches().ready,
         **(result.extra | replaced(run)),
     )
     failpoints.hit("step.recorded", run.step)
+    if run.step % DELIVERY_STEPS == 0:
+        record_delivery(run)
+
+
+def record_delivery(run: TrainRun) -> None:
+    """How this rank's input came since the segment started; the other ranks' loaders do the same work."""
+    run.log.write("delivery", step=run.step, loader=run.batches().counts(), sources=run.reader.traffic())
 
 
 def replaced(run: TrainRun) -> dict[str, int]:
@@ -132,21 +145,29 @@ def replaced(run: TrainRun) -> dict[str, int]:
 
 
 def evaluate(run: TrainRun) -> None:
-    """Held-out loss of every source, in nats per token, with the current weights."""
+    """Held-out loss of every source with the current weights: nats per token, bits per byte, by position."""
     failpoints.hit("evaluation.begin", run.step)
     stage = run.spec.stages[run.schedule.place(run.step - 1).stage]
     T, tokens = stage.sequence_length, run.spec.evaluation.tokens_per_source
-    replica, losses, targets = run.crew.replica, {}, {}
+    replica, found = run.crew.replica, dict[str, HeldOut]()
     share = Share(index=replica.index, count=replica.count, total=run.crew.over_tokens, goes_on=lambda: not run.stop.agree())
     for source in run.spec.sources:
-        batches = run.reader.held_out_batches(source.name, T, run.feed.micro_sequences(T), tokens)
-        result = held_out_loss(run.trainee.compute, batches, stage.rope, share)
+        batches = run.reader.held_out_batches(source.name, T, windows_at_once(T), tokens)
+        found[source.name] = held_out_loss(run.trainee.compute, batches, stage.rope, share, run.token_bytes)
         if run.stop:
             run.owes = True  # half an evaluation is none: the stop goes first, the next segment catches it up
             return run.log.mark("evaluation")
-        losses[source.name], targets[source.name] = result.loss, result.targets
     run.log.mark("evaluation")
-    run.log.write("evaluation", step=run.step, tokens=run.schedule.tokens_before(run.step), loss=losses, targets=targets)
+    run.log.write(
+        "evaluation",
+        step=run.step,
+        tokens=run.schedule.tokens_before(run.step),
+        loss={name: result.loss for name, result in found.items()},
+        targets={name: result.targets for name, result in found.items()},
+        bytes={name: result.bytes for name, result in found.items()},
+        bits_per_byte={name: result.bits_per_byte for name, result in found.items() if result.bytes},
+        by_position={name: result.by_position() for name, result in found.items()},
+    )
 
 
 def sample(run: TrainRun) -> None:

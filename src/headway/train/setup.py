@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from headway.base import failpoints
@@ -19,6 +21,7 @@ from headway.base.digests import digest_json
 from headway.base.errors import EnvironmentFault, RunError
 from headway.checkpoint.load import Sources, load_state
 from headway.checkpoint.saver import Place, SavePolicy, Saver
+from headway.data.place import CacheOptions, open_place
 from headway.data.prefetch import Prefetcher
 from headway.data.reader import TokenReader
 from headway.data.stream import Stream, stream_digests
@@ -107,6 +110,11 @@ class TrainRun:
     def segment(self) -> Segment:
         return self.chain[-1]
 
+    @cached_property
+    def token_bytes(self) -> np.ndarray:
+        """int64 by id: bytes of text that a token stands for."""
+        return self.tokenizer.token_bytes()
+
     def batches(self) -> Prefetcher[StepBatch]:
         """The prefetcher, started at the current step on first use."""
         if self._prefetcher is None:
@@ -122,6 +130,7 @@ class TrainRun:
         self.saver.close(stays=comes_back)
         if self._prefetcher is not None:
             self._prefetcher.close()
+        self.reader.close()
 
 
 def set_up(
@@ -144,7 +153,7 @@ def set_up(
 
     crew = join(member, axes, given_up=lambda: stop)
     phases.mark("group")
-    reader, tokenizer = open_data(Path(info["data"]), spec)
+    reader, tokenizer = open_data(info["data"], spec, CacheOptions.of(deployment))
     stream = Stream.of_segment(spec, chain[-1])
     feed = Feed(stream, reader, schedule, policy.micro_batch_tokens, crew.replica)
     phases.mark("data")
@@ -210,17 +219,18 @@ def chain_of(directory: RunDirectory, segment_id: int) -> list[Segment]:
     return chain
 
 
-def open_data(data_directory: Path, spec: Spec) -> tuple[TokenReader, Tokenizer]:
+def open_data(where: str | Path, spec: Spec, cache: CacheOptions | None = None) -> tuple[TokenReader, Tokenizer]:
     """The built data, only if it is the data that the Spec was frozen with (D9)."""
-    if not data_directory.is_dir():
+    place = open_place(where, cache)
+    if not place.directory.is_dir():
         raise EnvironmentFault(
-            f"the data of this run is not at {data_directory}",
+            f"the data of this run is not at {where}",
             "a run reads its data where it was when the run was created",
             "move it back, or put a symbolic link to it in that place: it is recognised by its content",
         )
-    reader = TokenReader.open(data_directory, spec)
+    reader = TokenReader.open(place, spec)
     entry = reader.manifest.tokenizer
-    return reader, Tokenizer.load(data_directory / entry.file, entry.document_token)
+    return reader, Tokenizer.load(place.directory / entry.file, entry.document_token)
 
 
 def restore(run: TrainRun) -> None:

@@ -23,7 +23,7 @@ from headway.base.errors import ConfigError
 from headway.base.files import read_json, write_json
 from headway.base.owner import end_with_starter
 from headway.data.stream import Stream
-from headway.evaluate.held_out import held_out_loss
+from headway.evaluate.held_out import held_out_loss, windows_at_once
 from headway.recipe.schedules import Schedule
 from headway.recipe.spec import Spec
 from headway.train.environment import full_environment
@@ -116,7 +116,7 @@ def _held_out(trainee: Trainee, feed: Feed) -> float:
     spec, stage = trainee.spec, trainee.spec.stages[-1]
     T, results = stage.sequence_length, []
     for source in spec.sources:
-        batches = feed.reader.held_out_batches(source.name, T, feed.micro_sequences(T), spec.evaluation.tokens_per_source)
+        batches = feed.reader.held_out_batches(source.name, T, windows_at_once(T), spec.evaluation.tokens_per_source)
         results.append(held_out_loss(trainee.compute, batches, stage.rope))
     targets = sum(result.targets for result in results)
     if not targets:

@@ -8,10 +8,11 @@ from pathlib import Path
 from headway.base.errors import ConfigError, HeadwayError, RunError
 from headway.checkpoint.convert import FORMATS
 from headway.data.manifest import DataManifest
+from headway.data.place import CacheOptions, open_place
 from headway.data.tokenizer import Tokenizer
 from headway.recipe.spec import Spec
 from headway.rundir.layout import RunDirectory
-from headway.rundir.segments import current_chain, read_segments
+from headway.rundir.segments import current_chain, deployment_of, read_segments
 from headway.store.admissible import choose, list_checkpoints
 
 WAYS = "a source is RUN, RUN:NAME, or the path of a checkpoint"
@@ -38,7 +39,7 @@ class Source:
         if self.run is None or spec is None:
             return None
         try:
-            directory = Path(self.run.info()["data"])
+            directory = open_place(self.run.info()["data"], CacheOptions.of(deployment_of(self.run))).directory
             entry = DataManifest.load(directory).tokenizer
             found = Tokenizer.load(directory / entry.file, entry.document_token)
         except (HeadwayError, KeyError):

@@ -1,12 +1,12 @@
 """How well the tokenizer serves the data: bytes per token, fertility, whitespace, vocabulary, and whether text is safe from it.
 
-    counted   over all training tokens: bytes per token, use of the vocabulary, control tokens
+    counted   over all training tokens: bytes per token (by language and licence too), use of the vocabulary, control tokens
     sampled   over the first documents of each source, a random sample, since documents were shuffled at build: characters,
               words, lines, writing systems, and whether a document's text is encoded to the same ids again
     asked     of the tokenizer alone: ``probes``
 
-The manifest says nothing of a document's language or file name, so documents are grouped by the writing system of most of
-their letters instead.
+Documents are grouped by the language and licence that their source knew, over all training tokens, and by the writing system of
+most of their letters, which needs no one's word.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from pathlib import Path
 
 import numpy as np
 
+from headway.data.inspect.inventory import Group, Inventory
 from headway.data.inspect.probes import (
     ControlToken,
     RoundTrip,
@@ -30,7 +31,9 @@ from headway.data.inspect.probes import (
     round_trips,
     whitespace_runs,
 )
+from headway.data.inspect.show import table_of
 from headway.data.manifest import DataManifest
+from headway.data.place import DataPlace
 from headway.data.reader import TokenReader
 from headway.data.tokenizer import Tokenizer
 
@@ -98,6 +101,7 @@ class SourceAudit:
     document_bytes_per_token: np.ndarray  # of each sampled document
     document_tokens_per_word: np.ndarray
     encoded_otherwise: int  # sampled documents whose text does not give their ids again
+    groups: tuple[Group, ...] | None  # by language and licence; None: a build that did not keep them
 
     @property
     def bytes_per_token(self) -> float:
@@ -122,7 +126,7 @@ class Coverage:
 
 @dataclass(frozen=True)
 class Audit:
-    directory: Path
+    directory: Path | str
     manifest: DataManifest
     sources: tuple[SourceAudit, ...]
     coverage: Coverage
@@ -175,11 +179,12 @@ class Audit:
                 yield f"{source.name}: {documents} are encoded to other ids than those that are stored"
 
 
-def audit(directory: Path, sample_tokens: int = SAMPLE_TOKENS, progress: Progress | None = None) -> Audit:
+def audit(place: DataPlace | Path, sample_tokens: int = SAMPLE_TOKENS, progress: Progress | None = None) -> Audit:
     """Read all training tokens, verified; decode and encode ``sample_tokens`` of each source. ``progress``: tokens read."""
-    directory, tell = Path(directory), progress or (lambda tokens: None)
+    place, tell = DataPlace.of(place), progress or (lambda tokens: None)
+    directory = place.directory
     manifest = DataManifest.load(directory)
-    reader, entry = TokenReader(directory, manifest), manifest.tokenizer
+    reader, entry = TokenReader(place, manifest), manifest.tokenizer
     tokenizer = Tokenizer.load(directory / entry.file, entry.document_token)
     vocabulary = max(entry.vocabulary, tokenizer.vocabulary)
     texts = [tokenizer.decode([i]) for i in range(vocabulary)]
@@ -189,7 +194,7 @@ def audit(directory: Path, sample_tokens: int = SAMPLE_TOKENS, progress: Progres
     no_text = {control.id for control in controls} | set(range(tokenizer.vocabulary, vocabulary))
     cover = coverage(np.sum([source.counts for source in sources], axis=0), no_text)
     return Audit(
-        directory=directory,
+        directory=Path(place.where) if place.shards is None else place.where,
         manifest=manifest,
         sources=sources,
         coverage=cover,
@@ -209,15 +214,20 @@ class _Auditing:
     def __init__(self, reader: TokenReader, tokenizer: Tokenizer, texts: list[str], controls: set[int]):
         self.reader, self.tokenizer, self.vocabulary = reader, tokenizer, len(texts)
         self._is_digits = np.array([i not in controls and t.strip(" ").isdecimal() for i, t in enumerate(texts)])
+        self._token_bytes = tokenizer.token_bytes()
         self._is_whitespace = np.array([i not in controls and bool(t) and t.isspace() for i, t in enumerate(texts)])
 
     def source(self, number: int, sample_tokens: int, tell: Progress) -> SourceAudit:
         entry = self.reader.manifest.sources[number]
         counts, beyond = np.zeros(self.vocabulary, np.int64), 0
+        table = table_of(self.reader.directory, entry)
+        inventory = Inventory(table, self.reader.document_ends(number), self._token_bytes) if table is not None else None
         for block in self.reader.training_blocks(number):
             known = block[block < self.vocabulary]
             beyond += block.size - known.size
             counts += np.bincount(known, minlength=self.vocabulary)
+            if inventory is not None:
+                inventory.add(block)
             tell(block.size)
         documents = list(self._documents(number, sample_tokens))
         measured = [document.measured for document in documents]
@@ -238,6 +248,7 @@ class _Auditing:
             document_bytes_per_token=np.array([m.bytes_per_token for m in measured if m.tokens]),
             document_tokens_per_word=np.array([m.tokens_per_word for m in measured if m.words]),
             encoded_otherwise=sum(document.encoded_otherwise for document in documents),
+            groups=inventory.groups() if inventory is not None else None,
         )
 
     def _documents(self, number: int, sample_tokens: int) -> Iterator[_Document]:

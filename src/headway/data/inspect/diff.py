@@ -2,7 +2,8 @@
 
     content   what the digest covers: tokenizer, stored type, tokens, documents, chunks, held-out sets. A run frozen on one
               build reads another only if all of it is the same
-    labels    licence, provenance, counts of what was left out: told and counted as differences, no reason to refuse
+    labels    licence, provenance, facts of documents, counts of what was left out: told and counted as differences, no reason
+              to refuse
     history   name, time, versions, digest of the inputs: told only
 
 Shards are compared by content, wherever and under whatever name they lie.
@@ -27,6 +28,7 @@ class Verdict(StrEnum):
 
     SAME = "same"
     LABELS = "same content, other labels"
+    RULE = "same tokens, other rule for held-out documents"
     HELD_OUT = "same training tokens, other held-out set"
     MOVED = "same content under other file names"
     RECUT = "same tokens in other shards"
@@ -148,7 +150,9 @@ def _verdict(a: SourceEntry, b: SourceEntry, width: int | None) -> Verdict:
         return Verdict.SETTINGS
     if [shard.xxh3_128 for shard in a.shards] != [shard.xxh3_128 for shard in b.shards]:
         return Verdict.RECUT
-    return Verdict.HELD_OUT if _held_out_differs(a, b) else Verdict.MOVED
+    if _held_out_differs(a, b):
+        return Verdict.HELD_OUT
+    return Verdict.RULE if a.held_out_rule != b.held_out_rule else Verdict.MOVED
 
 
 def same_tokens(a: TokenSet, b: TokenSet, width: int | None) -> bool:
@@ -178,15 +182,19 @@ def _shared(a: SourceEntry | None, b: SourceEntry | None, width: int | None) -> 
 # --- plain differences ----------------------------------------------------------------------------------------------------
 
 
-_LISTS = {"shards", "ends", "digest", "name"}
+_LISTS = {"shards", "ends", "digest", "name", "document_facts"}
 """Of an entry: told by content, not line by line."""
 
 
 def _told(entry: SourceEntry) -> dict[str, Any]:
     plain = dataclasses.asdict(entry)
     held_out = plain.pop("held_out") or {"tokens": 0, "documents": 0, "bytes": 0}
+    if plain["registered"]:
+        del plain["registered"]["read_at"]  # when it was read says nothing about it
+    facts = entry.document_facts
     return {key: value for key, value in plain.items() if key not in _LISTS} | {
-        "held_out": {key: value for key, value in held_out.items() if key not in _LISTS}
+        "held_out": {key: value for key, value in held_out.items() if key not in _LISTS},
+        "facts_of_documents": facts.found if facts else None,
     }
 
 
@@ -211,7 +219,7 @@ def _leaves(value: Any, before: str = "") -> Iterator[tuple[str, Any]]:
 # --- what follows ---------------------------------------------------------------------------------------------------------
 
 
-_KEEPS_ITS_WINDOWS = {Verdict.SAME, Verdict.LABELS, Verdict.HELD_OUT, Verdict.MOVED, Verdict.RECUT}
+_KEEPS_ITS_WINDOWS = {Verdict.SAME, Verdict.LABELS, Verdict.HELD_OUT, Verdict.RULE, Verdict.MOVED, Verdict.RECUT}
 
 
 _OF_NEW_RUNS = {

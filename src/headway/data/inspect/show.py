@@ -16,11 +16,15 @@ from pathlib import Path
 import numpy as np
 
 from headway.base.errors import ConfigError
+from headway.data.facts import Table
 from headway.data.manifest import BLOCK_BYTES, DTYPES, DataManifest, SourceEntry
-from headway.data.reader import TokenReader, WindowBatch
+from headway.data.place import DataPlace
+from headway.data.plans import Plan
+from headway.data.reader import TokenReader
 from headway.data.stream import Positions, Share, Stream
 from headway.data.tokenizer import Tokenizer
 from headway.recipe.schedules import Schedule, StepPlace
+from headway.recipe.spec import StageSpec
 
 
 @dataclass(frozen=True)
@@ -33,6 +37,8 @@ class Piece:
     offset: int  # of the piece in the document, in tokens; 0: it begins here, with the document token
     document_tokens: int
     text: str  # without the document token
+    origin: str | None  # where it was found; None: a build that did not keep it
+    facts: dict[str, str]  # what its source knew of it
 
     @property
     def begins(self) -> bool:
@@ -56,7 +62,8 @@ class BytesRead:
 
 @dataclass(frozen=True)
 class WindowPlace:
-    """Where a window lies in its source. ``chunks``: of an epoch, the tail included; ``windows``: of this chunk."""
+    """Where a window lies in its source. ``chunks``: of an epoch, the tail included; ``windows``: of this chunk. ``first_token``
+    is that of its first piece."""
 
     epoch: int
     chunk: int
@@ -90,9 +97,10 @@ class Sequence:
 class Show:
     """Sequences of a stream over a data directory."""
 
-    def __init__(self, stream: Stream, directory: Path, manifest: DataManifest):
+    def __init__(self, stream: Stream, place: DataPlace | Path, manifest: DataManifest):
         self.stream, self.spec, self.schedule = stream, stream.spec, Schedule(stream.spec)
-        self.directory, self.manifest = Path(directory), manifest
+        self.place, self.manifest = DataPlace.of(place), manifest
+        self.directory = self.place.directory
 
     # --- places -----------------------------------------------------------------------------------------------------------
 
@@ -139,76 +147,120 @@ class Show:
 
     def sequences(self, place: StepPlace, share: Share) -> list[Sequence]:
         """Read them."""
-        T = self.spec.stages[place.stage].sequence_length
+        stage = self.spec.stages[place.stage]
         positions = self.stream.locate(place.stage, share.u)
         used = np.unique(positions.source)
-        manifest = narrowed(self.manifest, positions, T)
-        reader, entry = TokenReader(self.directory, manifest), manifest.tokenizer
+        tables = {k: table_of(self.directory, self.manifest.sources[k]) for k in used.tolist()}
+        spans = self._spans(stage, positions)
+        manifest = narrowed(self.manifest, positions.source, spans)
+        reader, entry = TokenReader(self.place, manifest), manifest.tokenizer
         tokenizer = Tokenizer.load(self.directory / entry.file, entry.document_token)
         renumbered = Positions(np.searchsorted(used, positions.source), positions.epoch, positions.token)
-        batch = reader.window_batch(renumbered, T)
+        batch = reader.stage_batch(renumbered, stage)
         n = self.stream.stream_index(place.stage, share.u).tolist()
         found = []
         for at, u in enumerate(share.u.tolist()):
-            k, token = int(positions.source[at]), int(positions.token[at])
+            k, counts = int(positions.source[at]), at < len(share.u) - share.padded
             found.append(
                 Sequence(
                     row=u - place.first_sequence,
                     u=u,
                     n=n[at],
                     source=self.manifest.sources[k],
-                    place=self._window_place(k, int(positions.epoch[at]), token, T),
-                    reads=_reads(self.manifest, k, token, T),
+                    place=self._window_place(place.stage, positions, at, spans[at][0].token),
+                    reads=_reads(self.manifest, k, spans[at]),
                     tokens=tuple(batch.tokens_BT[at].tolist()),
                     targets=tuple(batch.targets_BT[at].tolist()),
-                    counted=((0, T),) if at < len(share.u) - share.padded else (),  # all of a document's tokens: decision 0001
-                    pieces=_pieces(reader, tokenizer, int(renumbered.source[at]), token, batch, at),
+                    counted=((0, sum(span.tokens for span in spans[at])),) if counts else (),
+                    pieces=_pieces(reader, tokenizer, int(renumbered.source[at]), spans[at], batch.tokens_BT[at], tables[k]),
                 )
             )
         return found
 
-    def _window_place(self, source: int, epoch: int, token: int, T: int) -> WindowPlace:
-        shape = self.stream.shapes[source]
-        (chunk, within), windows = divmod(token, shape.chunk_tokens), shape.windows(T)
-        of_chunk = windows.per_chunk if chunk < shape.full_chunks else windows.tail
-        return WindowPlace(epoch, chunk, shape.slots, within // T, of_chunk, token)
+    def _spans(self, stage: StageSpec, positions: Positions) -> list[tuple[Span, ...]]:
+        """Of each window: one where windows are cut, one per piece where they are packed."""
+        T = stage.sequence_length
+        if not stage.packed:
+            return [(Span(token, T, 0),) for token in positions.token.tolist()]
+        found = []
+        for source, bin in zip(positions.source.tolist(), positions.token.tolist()):
+            packing = self.manifest.sources[source].packing(T)
+            assert packing is not None, (source, T)
+            pieces = Plan(self.directory, packing).pieces(np.array([bin]))
+            columns = np.cumsum(pieces.tokens) - pieces.tokens
+            rows = zip(pieces.start.tolist(), pieces.tokens.tolist(), columns.tolist())
+            found.append(tuple(Span(*row) for row in rows))
+        return found
+
+    def _window_place(self, stage: int, positions: Positions, at: int, first_token: int) -> WindowPlace:
+        T, source, epoch = self.spec.stages[stage].sequence_length, int(positions.source[at]), int(positions.epoch[at])
+        shape, number = self.stream.shapes_of(stage)[source], int(positions.token[at])
+        chunk = first_token // shape.chunk_tokens
+        window = number - sum(shape.bins[:chunk]) if shape.bins else number % shape.chunk_tokens // T
+        return WindowPlace(epoch, chunk, shape.slots, window, shape.windows_of(chunk, T), first_token)
 
 
-def narrowed(manifest: DataManifest, positions: Positions, T: int) -> DataManifest:
-    """The manifest with only the sources and shards that windows of T at ``positions`` lie in; held-out sets left out."""
+@dataclass(frozen=True)
+class Span:
+    """``tokens`` inputs of a window from token ``token`` of its source on, in the window from ``column`` on. The token behind
+    them is read too, as the last target."""
+
+    token: int
+    tokens: int
+    column: int
+
+
+def narrowed(manifest: DataManifest, source: np.ndarray, spans: list[tuple[Span, ...]]) -> DataManifest:
+    """The manifest with only the sources and shards that windows lie in, of which ``source`` and ``spans`` are told; held-out
+    sets left out."""
     sources = []
-    for k in np.unique(positions.source).tolist():
-        entry, starts = manifest.sources[k], positions.token[positions.source == k]
+    for k in np.unique(source).tolist():
+        own = [span for at in np.flatnonzero(source == k).tolist() for span in spans[at]]
+        start, size = np.array([[span.token, span.tokens] for span in own]).T
         shards = tuple(
             shard
-            for shard in entry.shards
-            if ((starts < shard.first_token + shard.tokens) & (starts + T >= shard.first_token)).any()
+            for shard in manifest.sources[k].shards
+            if ((start < shard.first_token + shard.tokens) & (start + size >= shard.first_token)).any()
         )
-        sources.append(dataclasses.replace(entry, shards=shards, held_out=None))
+        sources.append(dataclasses.replace(manifest.sources[k], shards=shards, held_out=None))
     return dataclasses.replace(manifest, sources=tuple(sources))
 
 
-def _reads(manifest: DataManifest, source: int, start: int, T: int) -> tuple[BytesRead, ...]:
-    size, end, found = np.dtype(DTYPES[manifest.dtype]).itemsize, start + T + 1, []
-    for shard in manifest.sources[source].shards:
-        first, last = max(start, shard.first_token), min(end, shard.first_token + shard.tokens)
-        if first < last:
-            a, b = (first - shard.first_token) * size, (last - shard.first_token) * size
-            found.append(BytesRead(shard.file, a, b, a // BLOCK_BYTES, (b - 1) // BLOCK_BYTES))
+def _reads(manifest: DataManifest, source: int, spans: tuple[Span, ...]) -> tuple[BytesRead, ...]:
+    size, found = np.dtype(DTYPES[manifest.dtype]).itemsize, []
+    for span in spans:
+        for shard in manifest.sources[source].shards:
+            end = min(span.token + span.tokens + 1, shard.first_token + shard.tokens)
+            first = max(span.token, shard.first_token)
+            if first < end:
+                a, b = (first - shard.first_token) * size, (end - shard.first_token) * size
+                found.append(BytesRead(shard.file, a, b, a // BLOCK_BYTES, (b - 1) // BLOCK_BYTES))
     return tuple(found)
 
 
+def table_of(directory: Path, entry: SourceEntry) -> Table | None:
+    """Where training documents are from; None: a build that did not keep it, or data that was copied without it."""
+    facts = entry.document_facts
+    return Table(directory, facts) if facts is not None and (directory / facts.facts.file).exists() else None
+
+
 def _pieces(
-    reader: TokenReader, tokenizer: Tokenizer, source: int, start: int, batch: WindowBatch, row: int
+    reader: TokenReader,
+    tokenizer: Tokenizer,
+    source: int,
+    spans: tuple[Span, ...],
+    tokens_T: np.ndarray,
+    table: Table | None,
 ) -> tuple[Piece, ...]:
-    """The borders are those of the batch: what attention sees."""
-    tokens_T, document_T = batch.tokens_BT[row], batch.document_BT[row]
-    spans = reader.documents(source, start, start + len(tokens_T))
-    columns = [*np.flatnonzero(np.diff(document_T, prepend=-1)).tolist(), len(tokens_T)]
-    assert len(spans) == len(columns) - 1, (spans, columns)
+    """Documents and parts of them, as attention sees them; padding is none."""
     pieces = []
-    for span, column, end in zip(spans, columns, columns[1:]):
-        offset = start + column - span.first_token
-        text = tokenizer.decode(tokens_T[column + (offset == 0) : end])
-        pieces.append(Piece(span.number, column, end - column, offset, span.end_token - span.first_token, text))
+    for span in spans:
+        for document in reader.documents(source, span.token, span.token + span.tokens):
+            begins, end = max(document.first_token, span.token), min(document.end_token, span.token + span.tokens)
+            column, offset = span.column + begins - span.token, begins - document.first_token
+            text = tokenizer.decode(tokens_T[column + (offset == 0) : column + end - begins])
+            whole = document.end_token - document.first_token
+            known = table[document.number] if table is not None else None
+            origin, facts = (known.origin, dict(known.facts)) if known else (None, {})
+            pieces.append(Piece(document.number, column, end - begins, offset, whole, text, origin, facts))
     return tuple(pieces)

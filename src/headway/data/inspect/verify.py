@@ -4,6 +4,7 @@
     tokenizer.json  sha256
     shard-*.bin     xxh3_64 of every 1 MiB block, so that a damage has a place; then xxh3_128 of the whole file
     documents.ends  xxh3_128
+    documents.facts, .origins, .index   as shards
 
 All damages are found, not the first one. Without its manifest nothing of a directory can be judged: then that is the one
 damage that is told.
@@ -26,8 +27,11 @@ from headway.base.clocks import Clock, SystemClock
 from headway.base.digests import is_sealed
 from headway.base.errors import ConfigError, HeadwayError
 from headway.base.files import indented_json, read_json
-from headway.data.manifest import BLOCK_BYTES, DTYPES, MANIFEST_FILE, REPORT_FILE, DataManifest, TokenSet
+from headway.data.manifest import BLOCK_BYTES, DTYPES, MANIFEST_FILE, REPORT_FILE, DataManifest, DocumentFacts, TokenSet
+from headway.data.remote import Remote
 from headway.data.tokenizer import TOKENIZER_FILE
+
+FACTS = "document facts"
 
 Progress = Callable[[int], None]
 """Is told the bytes of each block that was read."""
@@ -48,7 +52,7 @@ class Checked:
     """One file as it was found."""
 
     file: str
-    what: str  # manifest, tokenizer, shard, document ends
+    what: str  # manifest, tokenizer, shard, document ends, document facts
     part: str  # the source it belongs to, with "held out" where it is; empty: all of them
     bytes: int  # that were read
     damages: tuple[Damage, ...]
@@ -58,7 +62,7 @@ class Checked:
 class Verified:
     """``digest`` is the manifest's; empty where there is none to trust. ``unlisted``: files that the manifest does not name."""
 
-    directory: Path
+    directory: Path | str
     digest: str
     files: tuple[Checked, ...]
     unlisted: tuple[str, ...]
@@ -73,6 +77,16 @@ class Verified:
         return sum(file.bytes for file in self.files)
 
 
+def verify_remote(remote: Remote, manifest: DataManifest, progress: Progress | None = None) -> Verified:
+    """Read everything that a manifest at a URL names, from there and past every cache. What else lies there is not listed."""
+    clock, tell = SystemClock(), progress or (lambda nbytes: None)
+    began_ns = clock.stamp().boot_ns
+    size = remote.size(MANIFEST_FILE)  # the manifest was proven by its seal when it was read
+    files = [Checked(MANIFEST_FILE, "manifest", "", size, ()), *(_check_remote(remote, item, tell) for item in _items(manifest))]
+    seconds = (clock.stamp().boot_ns - began_ns) / 1e9
+    return Verified(remote.url, manifest.digest(), tuple(files), (), seconds)
+
+
 def verify(directory: Path, progress: Progress | None = None, clock: Clock | None = None) -> Verified:
     """Read everything. ConfigError where ``directory`` never was a data directory."""
     clock, tell = clock or SystemClock(), progress or (lambda nbytes: None)
@@ -81,10 +95,12 @@ def verify(directory: Path, progress: Progress | None = None, clock: Clock | Non
     began_ns = clock.stamp().boot_ns
     manifest, files = _manifest(directory)
     if manifest is not None:
-        files += [_check(directory, item, tell) for item in _items(manifest)]
+        items = list(_items(manifest))
+        labels = {item.file for item in items if item.what == FACTS and files[0].damages}  # what they are judged by is no content
+        files += [_check(directory, item, tell) for item in items if item.file not in labels]
         if any(source.preparation for source in manifest.sources):
             files.append(_report(directory))
-    unlisted = _unlisted(directory, {file.file for file in files}) if manifest is not None else ()
+    unlisted = _unlisted(directory, {file.file for file in files} | labels) if manifest is not None else ()
     seconds = (clock.stamp().boot_ns - began_ns) / 1e9
     return Verified(directory, manifest.digest() if manifest else "", tuple(files), unlisted, seconds)
 
@@ -180,6 +196,11 @@ def _items(manifest: DataManifest) -> Iterator[_Item]:
         yield from _of_set(source.training, source.name, width)
         if source.held_out is not None:
             yield from _of_set(source.held_out, f"{source.name}, held out", width)
+        for plan in source.packings:
+            for file in (plan.rows, plan.pieces):
+                yield _Item(file.file, "packing", source.name, file.bytes, file.xxh3_128, file.blocks)
+        if source.document_facts is not None:
+            yield from _of_facts(source.document_facts, source.name)
 
 
 def _of_set(tokens: TokenSet, part: str, width: int) -> Iterator[_Item]:
@@ -188,12 +209,34 @@ def _of_set(tokens: TokenSet, part: str, width: int) -> Iterator[_Item]:
     yield _Item(tokens.ends.file, "document ends", part, tokens.documents * 8, tokens.ends.xxh3_128)
 
 
+def _of_facts(facts: DocumentFacts, part: str) -> Iterator[_Item]:
+    sets = ((part, facts.training), (f"{part}, held out", facts.held_out))
+    tables = [(part, facts.facts), *((name, table) for name, of in sets if of for table in (of.origins, of.index))]
+    for name, table in tables:
+        yield _Item(table.file, FACTS, name, table.bytes, table.xxh3_128, table.blocks)
+
+
 def _check(root: Path, item: _Item, tell: Progress) -> Checked:
     reading = _Reading(item)
     try:
         reading.read(root / item.file, tell)
     except (OSError, ValueError) as error:  # ValueError: a name that no file can have
         reading.found(f"cannot be read: {getattr(error, 'strerror', None) or error}")
+    return Checked(item.file, item.what, item.part, reading.bytes, tuple(reading.damages))
+
+
+def _check_remote(remote: Remote, item: _Item, tell: Progress) -> Checked:
+    """EnvironmentFault where the storage cannot be read: that is no damage."""
+    reading = _Reading(item)
+    try:
+        size = remote.size(item.file)
+        for piece in remote.pieces(item.file, size):
+            for at in range(0, len(piece), BLOCK_BYTES):
+                reading.block(piece[at : at + BLOCK_BYTES])
+            tell(len(piece))
+        reading.judge_whole()
+    except FileNotFoundError:
+        reading.found("is not there")
     return Checked(item.file, item.what, item.part, reading.bytes, tuple(reading.damages))
 
 
@@ -216,11 +259,11 @@ class _Reading:
             with contextlib.suppress(OSError):  # so that it is the storage that answers
                 os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
             while data := _whole_block(file):
-                self._block(data)
+                self.block(data)
                 tell(len(data))
-        self._judge_whole()
+        self.judge_whole()
 
-    def _block(self, data: bytes) -> None:
+    def block(self, data: bytes) -> None:
         number = self.bytes // BLOCK_BYTES
         self.bytes += len(data)
         self._whole.update(data)
@@ -234,7 +277,7 @@ class _Reading:
         assert self.item.bytes is not None
         return min(BLOCK_BYTES, self.item.bytes - number * BLOCK_BYTES)
 
-    def _judge_whole(self) -> None:
+    def judge_whole(self) -> None:
         expected = self.item.bytes
         if expected is not None and self.bytes != expected:
             change = f"cut off, {expected - self.bytes:,} bytes are missing" if self.bytes < expected else "longer than written"

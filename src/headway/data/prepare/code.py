@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 from headway.data.prepare.steps import Piece, Step, Verdict
+from headway.data.times import seconds_of
 
 VENDORED = frozenset(
     ("vendor", "vendored", "_vendor", "third_party", "third-party", "thirdparty", "3rdparty", "site-packages")
@@ -55,23 +57,34 @@ def joined(pieces: Iterable[Piece], *, depth: int, most: int) -> Iterator[tuple[
     """Documents of whole repositories, each with the number of files in it.
 
     Files of one repository stand together, as every kind of source gives them; each ends with a line end. Larger than ``most``
-    bytes: cut between files. Joining what was joined changes nothing.
+    bytes: cut between files, as where the source says that another repository begins. Joining what was joined changes nothing.
     """
-    held: list[str] = []
-    repository, size = "", 0
-    source = ""
+    held: list[Piece] = []
+    repository, size = ("", ""), 0
     for piece in pieces:
-        name = repository_of(piece.origin, depth)
+        name = (repository_of(piece.origin, depth), piece.facts.get("repository", ""))
         text = piece.text if piece.text.endswith("\n") else piece.text + "\n"
         length = len(text.encode())
         if held and (name != repository or size + length > most):
-            yield Piece("".join(held), f"{repository}/", source), len(held)
+            yield _whole(held, repository[0]), len(held)
             held, size = [], 0
-        repository, source = name, piece.source
-        held.append(text)
+        repository = name
+        held.append(replace(piece, text=text))
         size += length
     if held:
-        yield Piece("".join(held), f"{repository}/", source), len(held)
+        yield _whole(held, repository[0]), len(held)
+
+
+def _whole(files: list[Piece], directory: str) -> Piece:
+    """With the facts that all files have alike, and the latest of their times: one file that is newer makes the whole newer."""
+    facts = {name: value for name, value in files[0].facts.items() if all(file.facts.get(name) == value for file in files)}
+    facts.pop("path", None)
+    known = [
+        (seconds, text) for text in (file.facts.get("time", "") for file in files) if (seconds := seconds_of(text)) is not None
+    ]
+    if known:
+        facts["time"] = max(known)[1]
+    return Piece("".join(file.text for file in files), f"{directory}/", files[0].source, facts)
 
 
 def repository_of(origin: str, depth: int) -> str:

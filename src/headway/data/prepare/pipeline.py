@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 MOST_PASSES = 12
 """Of one document: every change takes something away, so two or three are usual. One that needs more is left out."""
 
-REPOSITORIES = ("repositories", 1)
+REPOSITORIES = ("repositories", 2)
 _ORDER: tuple[tuple[str, type[Step]], ...] = (
     ("text", Normalisation),
     ("extensions", Extensions),
@@ -138,7 +138,7 @@ class Preparation:
         if repositories:
             kept = _joined(kept, record, repositories.depth, repositories.most)
         for piece in kept:
-            yield Document(piece.text, piece.origin)
+            yield Document(piece.text, piece.origin, facts=piece.facts)
             yield from left_out
             left_out.clear()
         yield from left_out
@@ -152,9 +152,9 @@ class Preparation:
                 continue
             assert document.text is not None
             record.read(_bytes(document.text))
-            piece, verdict = pass_through(Piece(document.text, document.origin, source.name), steps, record)
+            piece, verdict = pass_through(Piece(document.text, document.origin, source.name, document.facts), steps, record)
             if verdict.dropped:
-                left_out.append(Document(None, document.origin, verdict.dropped))
+                left_out.append(Document(None, document.origin, verdict.dropped, document.facts))
             else:
                 for step in steps:
                     step.keep(piece)
@@ -228,7 +228,7 @@ def _store(found: Iterator[Document], directory: Path) -> TextIO:
     """A temporary file of ``found``, at its beginning. JSON holds lone surrogates too."""
     file = tempfile.TemporaryFile("w+", dir=directory, encoding="ascii")  # noqa: SIM115 - closed by who reads it
     for document in found:
-        file.write(json.dumps([document.text, document.origin, document.dropped]) + "\n")
+        file.write(json.dumps([document.text, document.origin, document.dropped, dict(document.facts)]) + "\n")
     file.seek(0)
     return file
 

@@ -10,11 +10,13 @@ from typing import Any, ClassVar
 
 @dataclass(frozen=True)
 class Piece:
-    """A document on its way: its text as the steps before left it. ``origin`` names it for people, ``source`` its source."""
+    """A document on its way: its text as the steps before left it. ``origin`` names it for people, ``source`` its source;
+    ``facts`` are what its source knows of it."""
 
     text: str
     origin: str
     source: str
+    facts: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,8 @@ from headway.base.errors import ConfigError, HeadwayError
 from headway.base.failpoints import hit
 from headway.base.files import read_json, write_json
 from headway.base.plain import from_plain
-from headway.data.spool import SealedSpool, Shuffled, unsealed
+from headway.data.split import Order
+from headway.data.spool import SealedSpool, unsealed
 from headway.data.tokenizer import TOKENIZER_FILE, Tokenizer, train_tokenizer
 from headway.data.vocabulary import bring
 from headway.data.vocabulary.splits import Policy
@@ -46,7 +47,7 @@ class Work(Protocol):
     @property
     def spool(self) -> SealedSpool: ...
     @property
-    def order(self) -> Shuffled: ...
+    def order(self) -> Order: ...
     @property
     def candidates(self) -> int: ...
 

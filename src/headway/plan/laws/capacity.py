@@ -15,6 +15,8 @@ from dataclasses import dataclass
 
 from headway.base.errors import ConfigError
 from headway.formulas.quantity import Input, Quantity, unknown
+from headway.formulas.repetition import effective_tokens as effective_tokens
+from headway.formulas.repetition import most_effective_tokens
 from headway.plan.facts import PlanFacts
 from headway.plan.laws.forecast import (
     in_reach,
@@ -25,8 +27,7 @@ from headway.plan.laws.forecast import (
     run_parameters,
     seen_tokens,
 )
-from headway.plan.laws.repetition import effective_tokens as effective_tokens
-from headway.plan.laws.repetition import exposures, most_effective_tokens, run_effective_tokens
+from headway.plan.laws.repetition import exposures, run_effective_parameters, run_effective_tokens, source_quantities
 from headway.plan.laws.scaling_laws import Allocation, ScalingLaw, Span, SumLaw, iso_compute_pairs
 from headway.plan.laws.scaling_sets import FORECAST_LAWS, HOFFMANN3, OPTIMUM_LAWS, REFIT
 from headway.plan.plan import Cell, Column, Section, Table
@@ -218,14 +219,16 @@ def repetition_quantities(facts: PlanFacts) -> list[Quantity]:
     worth = run_effective_tokens(facts)
     if worth is None:
         return [unknown("effective_tokens", "tokens", UNKNOWN_SOURCES)]
-    if not in_reach(facts) or worth.number() >= facts.tokens.number():
-        return [worth]
     parameters = run_parameters(facts)
+    spare = run_effective_parameters(facts, parameters)
+    made = [worth, *source_quantities(facts), *([spare] if spare else [])]
+    if not in_reach(facts) or worth.number() >= facts.tokens.number():
+        return made
     fresh, seen = loss_by_law(REFIT, parameters, facts.tokens), loss_by_law(REFIT, parameters, seen_tokens(facts))
     inputs: dict[str, Input] = {"D": facts.tokens, "D'": worth, "B": REFIT.b, "beta": REFIT.beta}
     low, high = (REFIT.token_term(d) - REFIT.token_term(facts.tokens.number()) for d in (worth.at("high"), worth.at("low")))
     value, words = seen.number() - fresh.number(), "B / D'^beta - B / D^beta; by the refit"
-    return [worth, Quantity("loss_of_repetition", value, "nats/token", words, inputs, worth.source, min(low, value), high)]
+    return [*made, Quantity("loss_of_repetition", value, "nats/token", words, inputs, worth.source, min(low, value), high)]
 
 
 def repetition_table(facts: PlanFacts) -> Table:

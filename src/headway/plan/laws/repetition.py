@@ -1,43 +1,24 @@
-"""What repeated tokens are worth: a source read again and again is not as many new tokens.
-
-    D' = U + U R* (1 - exp(-R / R*))        U unique tokens, R = D / U - 1 repetitions, R* how many pass before value fades
-
-    passes      1      2      4      8      16     40
-    worth       1     1.97   3.73   6.63   10.6   15.2   x U, with R* = 15.4
-
-R* was fitted together with a decay of excess parameters (Muennighoff et al. 2023, appendix A); with the decay of data alone
-the same 182 runs give 2.92. The two make the range. The runs repeated one whole corpus; here the law stands for each source.
-"""
+"""What repeated tokens are worth in a run, source by source. The law and its constants: ``formulas/repetition.py``."""
 
 from __future__ import annotations
 
-import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-from headway.base.errors import ConfigError
-from headway.formulas.quantity import Quantity
+from headway.formulas.quantity import Input, Quantity
+from headway.formulas.repetition import (
+    BEST_PARAMETERS_PER_TOKEN,
+    PARAMETER_SCALE,
+    REPETITION_SCALE,
+    REPETITION_SCALE_ALONE,
+    SOURCE,
+    WEAKNESS,
+    effective_parameters,
+    effective_tokens,
+)
 from headway.plan.facts import PlanFacts
+from headway.plan.rates import plain
 from headway.recipe.spec import QUANTA, SourceSpec
-
-REPETITION_SCALE = 15.387756
-"""R* of data, fitted with R* of parameters 5.309743. Muennighoff et al. 2023, arXiv 2305.16264, appendix A."""
-REPETITION_SCALE_ALONE = 2.9157
-"""R* where only data decay: the same paper's comparison of fits, which prefers the other by R^2 .77 against .74."""
-SOURCE = "Muennighoff et al. 2023, arXiv 2305.16264: R* 15.39; 2.92 where only the value of data decays"
-
-
-def effective_tokens(tokens: float, unique_tokens: float, scale: float = REPETITION_SCALE) -> float:
-    """New tokens that ``tokens`` drawn from ``unique_tokens`` are worth."""
-    if not unique_tokens > 0 or tokens < 0 or not scale > 0:
-        seen = f"{tokens:g} tokens drawn from {unique_tokens:g} unique ones with R* {scale:g}"
-        raise ConfigError(seen, "unique tokens and R* are above zero, tokens not below", "give the tokens that there are")
-    repetitions = max(0.0, tokens / unique_tokens - 1)
-    return min(tokens, unique_tokens) + unique_tokens * scale * -math.expm1(-repetitions / scale)
-
-
-def most_effective_tokens(unique_tokens: float, scale: float = REPETITION_SCALE) -> float:
-    """What endless repetition tends to."""
-    return unique_tokens * (1 + scale)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,3 +75,29 @@ def run_effective_tokens(facts: PlanFacts) -> Quantity | None:
     inputs = {"tokens": facts.tokens, **{f"U of {e.source}": e.unique for e in entries}, "R*": REPETITION_SCALE}
     high = max(value, min(facts.tokens.number(), sum(e.tokens for e in entries)))
     return Quantity("effective_tokens", value, "tokens", formula, inputs, SOURCE, min(low, value), high)
+
+
+def source_quantities(facts: PlanFacts) -> Iterator[Quantity]:
+    """What every source that is read more than once is worth."""
+    for entry in exposures(facts):
+        if entry.effective is None or entry.effective_at_least is None or (entry.passes or 0.0) <= 1:
+            continue
+        inputs: dict[str, Input] = {"D": entry.tokens, "U": entry.unique, "passes": entry.passes, "R*": REPETITION_SCALE}
+        formula = f"U + U R* (1 - e^(-R / R*)), R = D / U - 1; {WEAKNESS}"
+        name = f"effective_tokens_{plain(entry.source)}"
+        yield Quantity(name, entry.effective, "tokens", formula, inputs, SOURCE, entry.effective_at_least, entry.tokens)
+
+
+def run_effective_parameters(facts: PlanFacts, parameters: Quantity) -> Quantity | None:
+    """N at what it is worth for the unique tokens that are read; None where they are not known, or enough for all of N."""
+    entries = exposures(facts)
+    if any(entry.unique is None for entry in entries):
+        return None
+    unique = sum(min(entry.tokens, entry.unique or 0) for entry in entries)
+    if not unique or parameters.number() <= BEST_PARAMETERS_PER_TOKEN * unique:
+        return None
+    worth = effective_parameters(parameters.number(), unique)
+    inputs: dict[str, Input] = {"N": parameters, "U": unique, "U_N / U": BEST_PARAMETERS_PER_TOKEN, "R*": PARAMETER_SCALE}
+    formula = f"U_N + U_N R* (1 - e^(-R / R*)), U_N = .051 U, R = N / U_N - 1; {WEAKNESS.partition(';')[0]}"
+    low = min(worth, BEST_PARAMETERS_PER_TOKEN * unique)
+    return Quantity("effective_parameters", worth, "parameters", formula, inputs, SOURCE, low, parameters.number())

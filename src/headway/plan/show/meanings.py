@@ -218,6 +218,8 @@ _END = {
     "forecast_loss_*": "held-out loss at the end by this set of constants",
     "passes": "how often the source read most is read",
     "effective_tokens": "the run's tokens as new ones: repeated text is worth less",
+    "effective_tokens_*": "what is read of this source as new tokens",
+    "effective_parameters": "the model's parameters at what the unique tokens can teach them",
     "loss_of_repetition": "loss that repetition costs against new text",
     "optimal_*": "what the same compute would best be spent on, were training all that counts",
     "compute_over_optimal": "how much more compute this pair of size and tokens takes than the cheapest with the same loss",

@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 
 from headway.base.errors import HeadwayError
 from headway.base.units import format_bytes
+from headway.data.stream import Stream
 from headway.recipe.load import name_in_commands
 from headway.report.material import Material
 from headway.report.page import Block, Code, Inline, Notice, Prose, Section, Table, Tone, code
@@ -16,6 +17,8 @@ from headway.report.words import NONE, duration, exact, percent, plural
 
 CHECKPOINTS, FINDINGS = 24, 20
 """Most rows shown; the newest checkpoints, the first findings."""
+MOVED = 1e-9
+"""Of a share: less is rounding."""
 
 
 def origin(material: Material) -> Section:
@@ -81,32 +84,42 @@ def _sources(material: Material) -> list[Block]:
     if spec is None:
         return []
     try:
-        uses = source_use(spec, material.steps_done, segments[-1].segment.skips if segments else ())
+        stream = Stream.of_segment(spec, segments[-1].segment) if segments else Stream(spec)
+        uses = source_use(stream, material.steps_done)
     except (HeadwayError, KeyError, AssertionError, ZeroDivisionError) as error:
         return [Notice(f"What was taken from each source cannot be worked out: {error}", Tone.WARN)]
+    moved = any(abs(use.given_share - use.planned_share) > MOVED for use in uses)
     columns = (
         "source",
         ">tokens in it",
         ">tokens trained",
         ">passes",
         ">share asked",
+        *((">share given",) if moved else ()),
         ">share realised",
         *(f">sequences, {s.name}" for s in spec.stages),
         "licence",
     )
     rows = tuple(
         (
-            use.name, exact(use.tokens_available), exact(use.trained_tokens), f"{use.passes:.3f}", percent(use.planned_share, 3),
-            percent(use.realised_share, 3), *(exact(n) for n in use.by_stage), source.licence,
+            use.name,
+            exact(use.tokens_available),
+            exact(use.trained_tokens),
+            f"{use.passes:.3f}",
+            percent(use.planned_share, 3),
+            *((percent(use.given_share, 3),) if moved else ()),
+            percent(use.realised_share, 3),
+            *(exact(n) for n in use.by_stage),
+            source.licence,
         )
         for use, source in zip(uses, spec.sources, strict=True)
-    )  # fmt: skip
+    )
     return [
         Table(
             columns,
             rows,
             "Shares are of target tokens, over the stages so far; realised ones follow from the stream's "
-            "own arithmetic at this step.",
+            "own arithmetic at this step." + (" Given: after caps or a transition changed the mixture." if moved else ""),
         )
     ]
 

@@ -150,14 +150,16 @@ def _held_out(material: Material) -> list[Block]:
                 f"{loss(best.loss[name])} (step {best.step:,})",
                 strong(loss(last.loss[name])),
                 change,
+                loss(last.bits_per_byte[name]) if name in last.bits_per_byte else NONE,
                 exact(last.targets.get(name)),
             )
         )
-    columns = ("held-out source", ">first", ">best", ">final, nats/token", ">change", ">target tokens")
+    columns = ("held-out source", ">first", ">best", ">final, nats/token", ">change", ">final, bits/byte", ">target tokens")
     return [
         Table(
             columns,
             tuple(rows),
-            f"{plural(len(kept), 'evaluation')} of the run's history; mean over target tokens, nats per token.",
+            f"{plural(len(kept), 'evaluation')} of the run's history; mean over target tokens, nats per token; bits over "
+            "the bytes that they stand for, whatever the tokenizer.",
         )
     ]

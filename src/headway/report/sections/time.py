@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from headway.formulas.flops import Convention, flops_formula, flops_per_token
+from headway.monitor.delivery import delivery
 from headway.monitor.ledger import Ledger
 from headway.report.facts import RunFacts
 from headway.report.material import Material
@@ -43,6 +44,7 @@ def time(material: Material) -> Section:
         _table(material.facts.categories),
         _equality(material.facts, ledger),
         _progress(material, ledger),
+        *_input(material),
         *_utilisation(material),
     ]
     blocks += [Notice(flag, Tone.WARN) for flag in ledger.flags[:12]]
@@ -137,6 +139,42 @@ def _progress(material: Material, ledger: Ledger) -> Table:
         f"over all wall-clock time, goodput {percent(ledger.goodput, 2)}.{speed}"
     )
     return Table(("work", ">steps", ">tokens"), tuple(rows), caption, total=True)
+
+
+def _input(material: Material) -> list[Block]:
+    """How the batches came to the steps; nothing for runs that did not record it."""
+    facts = material.facts
+    rows = [record | {"segment": part.segment.id} for part in facts.segments for record in part.records if part.on_chain]
+    found = delivery([row for row in rows if "kind" in row])
+    if found is None:
+        return []
+    lines: list[tuple[Inline, ...]] = [
+        (
+            s.name,
+            duration(s.wait_ns),
+            *(exact(n) for n in (s.blocks, s.hits, s.misses, s.ahead, s.evictions, s.refetches, s.fetched_bytes)),
+        )
+        for s in found.sources
+    ]
+    empty = percent(found.empty / max(1, found.steps), 2)
+    caption = (
+        f"Input: steps waited {duration(found.wait_ns)} for it, {percent(found.wait_share, 2)} of their time; "
+        f"{found.mean_ready:.1f} of {found.depth} batches were ready when asked for, none in {empty} of the steps. The "
+        f"loader's thread used {percent(found.saturation, 1)} of a core. Waiting of a source is for its storage: opening "
+        "shards, fetching them, verifying blocks on first touch; most of it is hidden behind the steps."
+    )
+    head = (
+        "source",
+        ">waited",
+        ">blocks verified",
+        ">cache hits",
+        ">misses",
+        ">ahead",
+        ">evicted",
+        ">fetched again",
+        ">bytes fetched",
+    )
+    return [Table(head, tuple(lines), caption)] if found.steps else []
 
 
 def _utilisation(material: Material) -> list[Block]:

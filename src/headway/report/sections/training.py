@@ -6,8 +6,10 @@ import numpy as np
 
 from headway.report.curves import SMOOTHING
 from headway.report.material import Material
-from headway.report.page import Block, Figure, Notice, Prose, Section, Tone
-from headway.report.words import exact, loss, percent, plural
+from headway.report.page import Block, Figure, Notice, Prose, Section, Table, Tone
+from headway.report.positions import FEWEST, KINDS, bucket_name, last_by_position
+from headway.report.rows import Buckets
+from headway.report.words import NONE, exact, listed, loss, percent, plural
 
 CHECKED = 10_000
 """About how many steps' rates are compared with the schedule in a very long run."""
@@ -17,7 +19,13 @@ def training(material: Material) -> Section:
     facts = material.facts
     if not len(facts.kept):
         return Section("training", "Training", (Prose("No step is recorded yet, so there is no curve to show."),))
-    blocks: list[Block] = [*_oddities(material), _loss(material), *_routers(material), _health(material)]
+    blocks: list[Block] = [
+        *_oddities(material),
+        _loss(material),
+        *_positions(material),
+        *_routers(material),
+        _health(material),
+    ]
     return Section("training", "Training", tuple(blocks))
 
 
@@ -73,6 +81,36 @@ def _loss(material: Material) -> Figure:
             "done again."
         )
     return Figure("loss", alt, " ".join(parts))
+
+
+def _positions(material: Material) -> list[Block]:
+    """Of the newest evaluation that knows positions; older runs have none."""
+    evaluation = last_by_position(material.facts)
+    if evaluation is None:
+        return []
+    alt = f"Held-out loss of {listed(list(evaluation.by_position))} by position in the window and in the document"
+    caption = (
+        f"After step {evaluation.step:,}. A point is the mean over the targets from its position up to the next; where fewer "
+        f"than {FEWEST} were scored, none is drawn."
+    )
+    blocks: list[Block] = [Figure("positions", alt, caption)]
+    for kind, what in KINDS.items():
+        sources = {name: parts[kind] for name, parts in evaluation.by_position.items() if kind in parts}
+        count = max((len(buckets.targets) for buckets in sources.values()), default=0)
+        rows = tuple(
+            (bucket_name(bucket), *(_bucket_cell(buckets, bucket) for buckets in sources.values())) for bucket in range(count)
+        )
+        if rows:
+            blocks.append(
+                Table((what, *(f">{name}" for name in sources)), rows, "Nats per target token, and of how many targets.")
+            )
+    return blocks
+
+
+def _bucket_cell(buckets: Buckets, bucket: int) -> str:
+    if bucket >= len(buckets.targets) or not buckets.targets[bucket]:
+        return NONE
+    return f"{loss(float(buckets.loss[bucket]), 3)} ({exact(int(buckets.targets[bucket]))})"
 
 
 def _health(material: Material) -> Figure:

@@ -1,0 +1,77 @@
+"""Best-fit plans as they are read: bins and pieces, from mapped files that are verified block by block (``packing.py``)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import xxhash
+
+from headway.data.manifest import BLOCK_BYTES, Packing, TableFile
+from headway.data.mapped import damaged, map_file, read_plainly
+
+_ROW_BYTES = 16
+
+
+class Pieces(NamedTuple):
+    """Pieces of some bins, in their order: place of the bin among those asked for, first token and tokens of each."""
+
+    place: np.ndarray
+    start: np.ndarray
+    tokens: np.ndarray
+
+
+class Plan:
+    """One source's packing for one sequence length, below ``root``."""
+
+    def __init__(self, root: Path, packing: Packing, verify: bool = True):
+        self._bins, self._pieces = _Rows(root, packing.rows, verify), _Rows(root, packing.pieces, verify)
+
+    def pieces(self, bins: np.ndarray) -> Pieces:
+        first, count = self._bins.rows(bins)[:, 0], self._bins.rows(bins + 1)[:, 0] - self._bins.rows(bins)[:, 0]
+        place = np.repeat(np.arange(bins.size), count)
+        within = np.arange(place.size) - np.repeat(np.cumsum(count) - count, count)
+        rows = self._pieces.rows(first[place] + within)
+        return Pieces(place, rows[:, 0], rows[:, 1])
+
+    def filled(self, bins: np.ndarray) -> np.ndarray:
+        """Tokens of each bin that are no padding."""
+        return self._bins.rows(bins)[:, 1]
+
+    def touching(self, first: int, last: int) -> tuple[int, ...]:
+        """The bins that read a token of [first, last), as input or as target."""
+        every = self._pieces.rows(np.arange(self._pieces.count))
+        found = np.flatnonzero((every[:, 0] < last) & (every[:, 0] + every[:, 1] >= first))
+        begins = self._bins.rows(np.arange(self._bins.count))[:, 0]
+        return tuple(np.unique(begins.searchsorted(found, "right") - 1).tolist())
+
+    def verify_all(self) -> None:
+        for file in (self._bins, self._pieces):
+            file.rows(np.arange(file.count))
+
+
+class _Rows:
+    """A file of pairs of uint64. A row lies in one block."""
+
+    def __init__(self, root: Path, entry: TableFile, verify: bool):
+        self._path, self._entry = root / entry.file, entry
+        self.count = entry.bytes // _ROW_BYTES
+        self._bytes = map_file(self._path, entry.bytes)
+        self._rows = self._bytes.view("<i8").reshape(-1, 2)
+        self._unverified = np.full(len(entry.blocks), verify)
+
+    def rows(self, index: np.ndarray) -> np.ndarray:
+        """int64 (n, 2)."""
+        if self._unverified.any():
+            blocks = np.unique(index * _ROW_BYTES // BLOCK_BYTES)
+            for block in blocks[self._unverified[blocks]].tolist():
+                self._verify(block)
+        return self._rows[index]
+
+    def _verify(self, block: int) -> None:
+        at, end = block * BLOCK_BYTES, min((block + 1) * BLOCK_BYTES, self._bytes.size)
+        read_plainly(self._path, at, end)
+        if xxhash.xxh3_64_hexdigest(self._bytes[at:end].data) != self._entry.blocks[block]:
+            raise damaged(self._path, f"block {block}, bytes {at} to {end}")
+        self._unverified[block] = False

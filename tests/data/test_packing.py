@@ -1,0 +1,71 @@
+"""Best-fit packing: plans against a plain best fit, bins against the documents they hold."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headway.data.packing import best_fit, pack, pieces
+
+
+def plain_best_fit(tokens: list[int], capacity: int) -> list[int]:
+    """Room that is left in every bin: one piece after the other, the longest first."""
+    rooms: list[int] = []
+    for length in sorted(tokens, reverse=True):
+        fitting = [room for room in rooms if room >= length]
+        if fitting:
+            rooms.remove(min(fitting))
+            rooms.append(min(fitting) - length)
+        else:
+            rooms.append(capacity - length)
+    return sorted(rooms)
+
+
+lengths = st.integers(1, 40).flatmap(
+    lambda most: st.lists(st.integers(1, most), min_size=1, max_size=60).map(lambda x: (x, most))
+)
+
+
+@given(lengths, st.integers(0, 30))
+def test_groups_of_equal_pieces_are_packed_as_one_by_one(found: tuple[list[int], int], more: int) -> None:
+    tokens, most = found
+    bin_of, bins = best_fit(np.array(tokens), most + more)
+    used = np.bincount(bin_of, tokens, minlength=bins).astype(int)
+    assert sorted((most + more - used).tolist()) == plain_best_fit(tokens, most + more)
+    assert used.min() >= 1
+
+
+ends_of = st.lists(st.integers(1, 50), min_size=1, max_size=40).map(lambda sizes: np.cumsum(sizes))
+
+
+@given(ends_of, st.integers(1, 64), st.data())
+def test_every_token_of_a_chunk_is_in_one_bin(ends: np.ndarray, capacity: int, data: st.DataObject) -> None:
+    last = data.draw(st.integers(1, int(ends[-1])))
+    first = data.draw(st.integers(0, last - 1))
+    packed = pack(ends, first, last, capacity)
+    tokens = np.concatenate([np.arange(s, s + n) for s, n in zip(packed.start, packed.tokens)])
+    assert sorted(tokens.tolist()) == list(range(first, last))
+    borders = {first, *ends.tolist()}
+    for start, size in zip(packed.start.tolist(), packed.tokens.tolist()):
+        assert not any(start < end < start + size for end in ends.tolist()), "a piece is of one document"
+        assert start in borders or (start - max(b for b in borders if b <= start)) % capacity == 0
+    per_bin = np.add.reduceat(packed.tokens, packed.first)
+    assert per_bin.tolist() == packed.filled.tolist()
+    assert per_bin.max() <= capacity
+
+
+def test_long_documents_are_cut_and_their_rest_is_packed() -> None:
+    start, tokens = pieces(np.array([10, 14, 40]), 0, 40, 8)
+    assert start.tolist() == [0, 8, 10, 14, 22, 30, 38]
+    assert tokens.tolist() == [8, 2, 4, 8, 8, 8, 2]
+    packed = pack(np.array([10, 14, 40]), 0, 40, 8)
+    assert packed.filled.tolist() == [8, 8, 8, 8, 8]  # 4 + 2 + 2
+
+
+@pytest.mark.parametrize("mean", [60, 600])
+def test_padding_is_small_on_documents_of_many_lengths(mean: int) -> None:
+    """On one real corpus cutting cost 53 % of short documents, best fit 0.004 % of padding; exponential lengths are alike."""
+    sizes = 2 + np.random.default_rng(0).exponential(mean, 20_000).astype(int)
+    ends = np.cumsum(sizes)
+    packed = pack(ends, 0, int(ends[-1]), 1_024)
+    assert packed.filled.sum() / (packed.first.size * 1_024) > 0.999
