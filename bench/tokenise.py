@@ -75,6 +75,7 @@ class Bench:
         self.setup = Setup(
             spools=(str(self.spool.directory),),
             names=("bench",),
+            arranged=(None,),
             seed=0,
             tokenizer=str(directory / TOKENIZER_FILE),
             document_token=TOKEN,
