@@ -1,17 +1,26 @@
-"""Stream figures: windows with document ends per second, resume, start. Prints JSON.
+"""Stream figures: windows with document ends per second, beside other loaders; resume, start, memory. Prints JSON.
 
-    python bench/stream.py [--tokens 100000000] [--sequence 1024] [--batch 64]
+    python bench/stream.py [--tokens 100000000] [--sequence 1024] [--batch 64] [--data DIR] [--peers PYTHON]
 
 One synthetic uint16 source, warm page cache, one core. The named limit is numpy's plain gather of the same windows in the
 same process, alternating with ours: bytes as stored, without targets, documents, positions, order or verification.
+
+The peers (bench/stream_peers.py) read the same tokens in processes of their own, one pass each in turn with ours. ``--peers``
+is an interpreter that has them, for their packages ask for versions of others that ours does not: an environment in which
+
+    pip install --no-deps megatron-core mosaicml-streaming litdata lightning-utilities Brotli zstd python-snappy cramjam boto3 ...
+
+found torch and the rest. Those that are not there are left out, with the reason.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import platform
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -51,7 +60,9 @@ def synthetic_data(directory: Path, tokens: int) -> DataManifest:
     writer = TokenSetWriter(directory, "00-synthetic", dtype="uint16")
     while writer.tokens < tokens:
         size = min(2 + int(random.exponential(MEAN_DOCUMENT_TOKENS)), max(2, tokens - writer.tokens))
-        writer.add(random.integers(0, 50_000, size, dtype=np.uint16), size)
+        document = random.integers(0, 50_000, size, dtype=np.uint16)
+        document[0] = tokenizer.document_token_id
+        writer.add(document, size)
     written = writer.finish()
     source = SourceEntry(
         name="synthetic",
@@ -107,8 +118,46 @@ def synthetic_spec(manifest: DataManifest, sequence_length: int) -> Spec:
     )
 
 
-def measure_rates(directory: Path, spec: Spec, batch: int, repeats: int = 5, steps: int = 60) -> dict:
-    """Mtok/s of ours (order, positions, windows) and of the plain gather, over alternating passes of fresh batches."""
+class Peer:
+    """A loader of others in its own process; ``absent``: why there is none."""
+
+    def __init__(self, name: str, python: str, request: Path):
+        self.name, self.rates = name, []
+        command = [python, str(Path(__file__).parent / "stream_peers.py"), name, str(request)]
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        )
+        answer = self._answer()
+        self.absent, self.what = answer.get("absent", ""), answer.get("ready", "")
+
+    def _answer(self) -> dict:
+        line = self._process.stdout.readline()
+        return json.loads(line) if line else {"absent": "it ended without a word"}
+
+    def turn(self, keep: bool) -> None:
+        if self.absent:
+            return
+        print("go", file=self._process.stdin, flush=True)
+        rate = self._answer().get("mtok_per_s")
+        if keep and rate is not None:
+            self.rates.append(rate)
+
+    def close(self) -> None:
+        self._process.stdin.close()
+        self._process.wait()
+
+
+PEERS = {
+    "megatron": "megatron_dataset",
+    "megatron-ends": "megatron_dataset_with_ends",
+    "mosaic": "mosaic_streaming",
+    "litdata": "litdata",
+}
+PEER_STEPS = 20
+
+
+def measure_rates(directory: Path, spec: Spec, batch: int, peers: list[Peer], repeats: int = 5, steps: int = 60) -> dict:
+    """Mtok/s of ours (order, positions, windows), of the plain gather and of the peers, in turns over fresh batches."""
     length, stream, reader = spec.stages[0].sequence_length, Stream(spec), TokenReader.open(directory, spec)
     reader.verify_all()  # warms the page cache
     plain = np.concatenate([np.fromfile(directory / s.file, "<u2") for s in reader.manifest.sources[0].shards])
@@ -124,6 +173,8 @@ def measure_rates(directory: Path, spec: Spec, batch: int, repeats: int = 5, ste
         for token in tokens:
             plain[token[:, None] + window]
         after = time.perf_counter()
+        for peer in peers:
+            peer.turn(keep=repeat > 0)
         if repeat:  # the first pass verifies blocks and faults pages in
             rates["ours"].append(steps * batch * length / 1e6 / (between - before))
             rates["gather"].append(steps * batch * length / 1e6 / (after - between))
@@ -133,7 +184,50 @@ def measure_rates(directory: Path, spec: Spec, batch: int, repeats: int = 5, ste
         "window_batch_mtok_per_s_median": round(statistics.median(rates["ours"]), 1),
         "numpy_plain_gather_mtok_per_s": round(best["gather"], 1),
         "share_of_gather": round(best["ours"] / best["gather"], 3),
+        **peer_figures(peers, rates["ours"]),
     }
+
+
+def peer_figures(peers: list[Peer], ours: list[float]) -> dict:
+    """Ratios of the best passes; a peer that is not there has its reason in place of figures."""
+    figures: dict = {"peers": {PEERS[peer.name]: peer.what or f"left out: {peer.absent}" for peer in peers}}
+    for peer in peers:
+        if peer.rates:
+            figures[f"{PEERS[peer.name]}_mtok_per_s"] = round(max(peer.rates), 2)
+            figures[f"ours_over_{PEERS[peer.name]}"] = round(max(ours) / max(peer.rates), 2)
+    return figures
+
+
+def start_peers(directory: Path, spec: Spec, batch: int, scratch: Path, python: str) -> list[Peer]:
+    manifest = DataManifest.load(directory)
+    request = {
+        "shards": [str(directory / shard.file) for shard in manifest.sources[0].shards],
+        "ends": str(directory / manifest.sources[0].ends.file),
+        "document_token": manifest.tokenizer.document_token_id,
+        "sequence_length": spec.stages[0].sequence_length,
+        "batch": batch,
+        "steps": PEER_STEPS,
+        "passes": 8,
+        "scratch": str(scratch),
+    }
+    file = scratch / "request.json"
+    file.write_text(json.dumps(request))
+    return [Peer(name, python, file) for name in PEERS]
+
+
+def measure_scale(directory: Path, batches: int) -> dict:
+    """Memory, the whole walk and 1 T tokens, each in a process of its own."""
+    script = str(Path(__file__).parent / "stream_scale.py")
+
+    def told(*arguments: str) -> dict:
+        return json.loads(subprocess.run([sys.executable, script, *arguments], capture_output=True, text=True, check=True).stdout)
+
+    with tempfile.TemporaryDirectory() as sparse:
+        return {
+            "memory": told("batches", str(directory), "--count", str(batches)),
+            "walk": told("walk"),
+            "corpus_1t": told("corpus", sparse) and told("corpus", sparse),  # the first makes it
+        }
 
 
 def measure_start(directory: Path, spec: Spec, batch: int) -> dict:
@@ -153,17 +247,28 @@ def measure_start(directory: Path, spec: Spec, batch: int) -> dict:
     return {"start_s": round(min(start), 4), "resume_ms": round(1e3 * min(resume), 2)}
 
 
-def measure(tokens: int = 100_000_000, sequence_length: int = 1_024, batch: int = 64) -> dict:
-    """All figures of the stream, in one process."""
+def measure(asked: argparse.Namespace) -> dict:
+    """All figures of the stream. Ours in one process, in turns with the peers."""
     with tempfile.TemporaryDirectory() as temporary:
-        directory = Path(temporary)
-        spec = synthetic_spec(synthetic_data(directory, tokens), sequence_length)
-        figures = measure_rates(directory, spec, batch) | measure_start(directory, spec, batch)
+        directory, scratch = asked.data or Path(temporary) / "data", Path(temporary) / "peers"
+        scratch.mkdir()
+        if not asked.data:
+            directory.mkdir()
+            synthetic_data(directory, asked.tokens)
+        spec = synthetic_spec(DataManifest.load(directory), asked.sequence)
+        peers = start_peers(directory, spec, asked.batch, scratch, asked.peers)
+        try:
+            figures = measure_rates(directory, spec, asked.batch, peers)
+        finally:
+            for peer in peers:
+                peer.close()
+        figures |= measure_start(directory, spec, asked.batch)
+        figures |= measure_scale(directory, asked.batches)
     return {
         "bench": "stream",
-        "tokens": tokens,
-        "sequence_length": sequence_length,
-        "batch_sequences": batch,
+        "tokens": spec.sources[0].tokens,
+        "sequence_length": asked.sequence,
+        "batch_sequences": asked.batch,
         **figures,
         "versions": {"python": platform.python_version(), "numpy": np.__version__},
         "stamp": SystemClock().stamp().to_json(),
@@ -175,8 +280,12 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--tokens", type=int, default=100_000_000)
     parser.add_argument("--sequence", type=int, default=1_024)
     parser.add_argument("--batch", type=int, default=64)
-    asked = parser.parse_args(arguments)
-    print(json.dumps(measure(asked.tokens, asked.sequence, asked.batch), indent=1))
+    parser.add_argument("--batches", type=int, default=100_000, help="over which memory must stay flat")
+    parser.add_argument("--data", type=Path, default=None, help="built data, its first source; default: synthetic")
+    parser.add_argument(
+        "--peers", default=os.environ.get("HEADWAY_BENCH_PEERS", sys.executable), help="interpreter that has them"
+    )
+    print(json.dumps(measure(parser.parse_args(arguments)), indent=1))
 
 
 if __name__ == "__main__":

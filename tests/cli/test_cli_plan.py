@@ -320,6 +320,15 @@ def test_a_run_that_never_ends_says_so_on_the_first_screen(capsys):
     assert "never" not in run(capsys, "plan", "llama3-8b", "--summary")[1]
 
 
+@pytest.mark.parametrize(
+    ("recipe", "held_out", "said"), [("llama3-8b", 10**5, True), ("llama3-8b", 10**6, False), ("demo", 10**5, False)]
+)
+def test_a_long_run_that_holds_out_little_is_told(capsys, recipe, held_out, said):
+    shown = " ".join(run(capsys, "plan", recipe, "--summary", "--set", f"data.held_out={held_out}")[1].split())
+    assert shown
+    assert ("data.held_out, 100,000 tokens per source, is less than the 1,000,000" in shown) is said
+
+
 def test_more_scored_than_held_out_is_said(capsys):
     said = "evaluation.tokens_per_source, 20,000, is more than data.held_out, 1: at most that is scored"
     assert said in " ".join(run(capsys, "plan", "llama3-8b", "--summary", "--set", "data.held_out=1")[1].split())

@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import fsspec
@@ -147,12 +148,13 @@ def test_what_comes_next_is_fetched_while_training_goes_on(built, tmp_path):
         seen = np.count_nonzero(tokens.source[:40] == source)
         change = seen + int(np.flatnonzero(mine[seen:] != mine[seen - 1])[0])
         assert (now.first_token // 64, coming.first_token // 64) == (mine[seen - 1], mine[change])
+    wanted = {shard.xxh3_128 for c in chunks for shard in (manifest.sources[c.source].shards[n] for n in shards_of(reader, c))}
     reader.expect(chunks)
-    reader._ahead._thread.join(0.01)
-    while reader._ahead._wishes:
+    deadline = time.monotonic() + 60
+    while sum(t["ahead"] for t in reader.traffic().values()) < len(wanted):
+        assert time.monotonic() < deadline
         reader._ahead._thread.join(0.01)
     reader.close()
-    wanted = {shard.xxh3_128 for c in chunks for shard in (manifest.sources[c.source].shards[n] for n in shards_of(reader, c))}
     assert {path.name[:32] for path in shards_in(tmp_path)} == wanted
     assert sum(t["ahead"] for t in reader.traffic().values()) == len(wanted)
 

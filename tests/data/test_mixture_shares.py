@@ -16,7 +16,7 @@ from headway.base.errors import ConfigError
 from headway.cli.main import run_guarded
 from headway.data.inspect.mixture import report, worth
 from headway.data.reader import TokenReader
-from headway.data.shares import Part, documents_of, parts, stage_shares, together
+from headway.data.shares import Part, parts, stage_shares, together
 from headway.data.stream import Stream, Transition
 from headway.recipe.schedules import Schedule
 from headway.recipe.spec import BatchPhase
@@ -95,7 +95,7 @@ def test_documents_are_those_that_begin_in_what_is_read(tmp_path_factory, first,
     wanted = [0, 0]
     for k, token in zip(places.source.tolist(), places.token.tolist()):
         wanted[k] += int(((heads[k] >= token) & (heads[k] < token + 16)).sum())
-    count = documents_of(TokenReader(root, manifest), spec)
+    count = TokenReader(root, manifest).documents_begun
     assert [row.documents for row in stage_shares(stream, part, count).sources] == wanted
 
 

@@ -22,7 +22,7 @@ from headway.data.manifest import DataManifest
 from headway.data.packing import pack, packing_digest, write_packing
 from headway.data.positions import SourceShape
 from headway.data.reader import TokenReader
-from headway.data.shares import Part, documents_of, stage_shares
+from headway.data.shares import Part, stage_shares
 from headway.data.stream import Positions, Quarantine, QuarantinedBins, Stream, source_coverage, stream_digests
 from headway.recipe.schedules import Schedule
 from headway.recipe.spec import PackedSpec, Spec
@@ -55,7 +55,7 @@ def cases(draw) -> tuple[Spec, list[np.ndarray]]:
     """Two sources of short documents, three stages of two lengths, some packed."""
     sources, ends = [], []
     for name in "ab":
-        sizes = draw(st.lists(st.integers(1, 40), min_size=20, max_size=60))
+        sizes = draw(st.lists(st.integers(2, 40), min_size=20, max_size=60))  # 40 tokens or more: a window of 32 is there
         ends.append(np.cumsum(sizes))
         sources.append((name, int(ends[-1][-1]), draw(st.sampled_from([32, 64, 100]))))
     stages = [
@@ -369,8 +369,25 @@ def test_documents_are_counted_in_packed_windows(built):
     directory, manifest, recipe = built
     spec = freeze(recipe, manifest)
     reader, stream = TokenReader.open(directory, spec), Stream(spec)
-    found = stage_shares(stream, Part(1, 3, 40), documents_of(reader, spec))
+    found = stage_shares(stream, Part(1, 3, 40), reader.documents_begun)
     places = stream.locate(1, np.arange(3, 40))
     batch = reader.stage_batch(places, spec.stages[1])
     heads = batch.scored_BT & (batch.tokens_BT == manifest.tokenizer.document_token_id)
     assert [row.documents for row in found.sources] == [int(heads[places.source == k].sum()) for k in (0, 1)]
+
+
+@settings(max_examples=60, deadline=None)
+@given(cases())
+def test_a_stage_of_other_windows_begins_behind_the_chunks_that_were_begun(case):
+    spec, _ = case
+    stream = Stream(spec)
+    for number in range(1, 3):
+        before, stage = spec.stages[number - 1], spec.stages[number]
+        if not before.packed or before.windows == stage.windows or (number == 2 and before.windows == spec.stages[0].windows):
+            continue
+        found = stream.locate(number - 1, np.arange(before.sequences))
+        for k, plan in enumerate(before.packed):
+            own = found.source == k
+            chunk = np.cumsum(plan.bins).searchsorted(found.token[own], "right")
+            begun = len(set(zip(found.epoch[own].tolist(), chunk.tolist())))
+            assert stream.entry_state(number)[k].slot == stream.entry_state(number - 1)[k].slot + begun

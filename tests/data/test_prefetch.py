@@ -94,3 +94,26 @@ def test_D13_nothing_accumulates_over_many_thousand_batches():
         grown, _ = tracemalloc.get_traced_memory()
         tracemalloc.stop()
     assert grown < 200_000  # a dozen items in flight; 9,500 batches would be 76 MB
+
+
+def test_queue_waiting_and_thread_are_counted():
+    release = threading.Event()
+
+    def fetch(step: int) -> int:
+        if step == 3:
+            release.wait(10)
+        return step
+
+    with Prefetcher(fetch, first=0, depth=2, on_stall=lambda waited: release.set(), stall_seconds=0.01) as prefetcher:
+        while prefetcher._queue.qsize() < 2:
+            pass
+        assert prefetcher.get(0).item == 0
+        assert prefetcher.ready == 2
+        for step in (1, 2, 3):
+            prefetcher.get(step)
+        counts = prefetcher.counts()
+    assert (counts["steps"], counts["depth"]) == (4, 2)
+    assert counts["empty"] >= 1, "step 3 was not there"
+    assert counts["wait_ns"] > 0
+    assert counts["span_ns"] >= counts["busy_ns"] > 5_000_000
+    assert counts["cpu_ns"] < counts["busy_ns"], "it waited for the event"

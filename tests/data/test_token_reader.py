@@ -237,6 +237,31 @@ def test_manifest_digest_is_of_content_only(fresh):
     assert dataclasses.replace(manifest, sources=(longer,)).digest() != manifest.digest()
 
 
+def test_D13_the_index_of_a_corpus_is_mapped_and_never_copied(tmp_path):
+    """300,000 documents: 2.4 MB of ends. Opening and reading take a small part of it, for each reader anew."""
+    manifest = write_token_data(tmp_path, [[[1]] * 300_000], shard_bytes=2**20)
+    reader = TokenReader(tmp_path, manifest)
+    reader.window_batch(positions_at([0], [5]), 16)
+    tracemalloc.start()
+    more = [TokenReader(tmp_path, manifest) for _ in range(3)]
+    for one in more:
+        one.window_batch(positions_at([0, 0], [5, 250_000]), 16)
+        one.documents(0, 1_000, 1_100)
+    grown, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert grown < 3 * 40_000
+
+
+def test_open_shards_are_those_of_the_chunk_that_is_read(corpus):
+    """However many shards there are: an open one takes a descriptor."""
+    directory, manifest, _ = corpus
+    reader, tokens = TokenReader(directory, manifest), manifest.sources[0].tokens
+    assert len(manifest.sources[0].shards) > 5
+    for chunk in range((tokens - 1) // 64 - 1):
+        reader.window_batch(positions_at([0, 0], [chunk * 64, chunk * 64 + 40]), 16)
+        assert sum(shard.is_open for shard in reader._training[0]._open.values()) <= 2
+
+
 def test_D13_memory_does_not_grow_with_batches(corpus):
     reader = TokenReader(corpus[0], corpus[1])
     positions = positions_at([0, 1, 0], [3, 5, 100])

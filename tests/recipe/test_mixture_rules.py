@@ -38,7 +38,7 @@ SIZES = {"a": 2_000, "b": 10_000, "c": 100_000}
 
 def facts(sizes: dict[str, int] | None = None, quality: dict | None = None, share: float = 1.0) -> DataFacts:
     sizes = sizes or SIZES
-    sources = [SourceFacts(n, t, 64, share, f"sha256:{n}", "none", (quality or {}).get(n, {})) for n, t in sizes.items()]
+    sources = [SourceFacts(n, t, 64, share, f"sha256:{n}", "none", quality=(quality or {}).get(n, {})) for n, t in sizes.items()]
     return DataFacts("sha256:m", "sha256:t", 512, "<|document|>", tuple(sources))
 
 

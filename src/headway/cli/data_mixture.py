@@ -62,7 +62,7 @@ class Opened:
     where: str
     spec: Any
     stream: Any
-    data: str | Path | None
+    data: str | None  # a directory or a URL
     done: int | None
 
 
@@ -89,21 +89,20 @@ def steps_done(run: Any) -> int:
     return min(max(done, default=chain[-1].restored_step if chain else 0), Schedule(run.spec()).total_steps)
 
 
-def opened_recipe(recipe: str, overrides: list[str] | None, data: str | Path | None) -> Opened:
+def opened_recipe(recipe: str, overrides: list[str] | None, data: str | None) -> Opened:
     from headway.cli.describe import default_data, describe, spec_of
     from headway.data.stream import Stream
 
     description = describe(recipe, overrides, None, runnable=False)
     spec = spec_of(description, data)
-    directory = None if spec.is_draft else data or default_data(description)
-    return Opened(f"recipe {description.recipe.name}", spec, None if spec.is_draft else Stream(spec), directory, None)
+    where = None if spec.is_draft else str(data or default_data(description))
+    return Opened(f"recipe {description.recipe.name}", spec, None if spec.is_draft else Stream(spec), where, None)
 
 
 def reported(opened: Opened, steps: str | None, documents: bool) -> Any:
     from headway.data.inspect.mixture import report
     from headway.data.place import open_place
     from headway.data.reader import TokenReader
-    from headway.data.shares import documents_of
     from headway.recipe.schedules import Schedule
 
     total = Schedule(opened.spec).total_steps
@@ -118,7 +117,7 @@ def reported(opened: Opened, steps: str | None, documents: bool) -> Any:
         )
     count = None
     if documents and opened.data is not None:
-        count = documents_of(TokenReader.open(open_place(opened.data), opened.spec), opened.spec)
+        count = TokenReader.open(open_place(opened.data), opened.spec).documents_begun
     return report(opened.spec, opened.stream, wanted, count, opened.done)
 
 

@@ -38,6 +38,8 @@ DATA_VERBS: dict[str, str] = {
     "diff": "headway.cli.data_diff:diff",
     "audit": "headway.cli.data_audit:audit",
     "mixture": "headway.cli.data_mixture:mixture",
+    "bench": "headway.cli.data_bench:bench",
+    "register": "headway.cli.data_register:register",
 }
 
 PLAN_VERBS: dict[str, str] = {

@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     from headway.recipe.spec import Spec
 
 
+SERIOUS_HELD_OUT, SERIOUS_TOKENS = 10**6, 10 * 10**9
+"""Tokens held out per source, from so many trained tokens on."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Wanted:
     """One plan as asked for."""
@@ -58,6 +62,7 @@ def plan_of_recipe(wanted: Wanted, *, extras: frozenset[str], calibration: Path 
     notes = (
         *missing_sources(description.recipe),
         *beyond_held_out(description.recipe),
+        *few_held_out(description.recipe),
         *carried_over(description.deployment, deployment),
     )
     return make_plan(spec, deployment, measured, extras=extras, notes=notes)
@@ -123,6 +128,15 @@ def beyond_held_out(recipe: Any) -> tuple[str, ...]:
     if wanted <= there:
         return ()
     return (f"evaluation.tokens_per_source, {wanted:,}, is more than data.held_out, {there:,}: at most that is scored",)
+
+
+def few_held_out(recipe: Any) -> tuple[str, ...]:
+    """A note where a large run holds out little: what it decides on are differences that so few tokens do not show."""
+    there, trained = recipe.data.held_out, sum(stage.tokens for stage in recipe.stages)
+    if there >= SERIOUS_HELD_OUT or trained < SERIOUS_TOKENS:
+        return ()
+    more = f"data.held_out, {there:,} tokens per source, is less than the {SERIOUS_HELD_OUT:,} of a run of this length"
+    return (f"{more}: the error of a held-out loss falls with the root of the tokens; a set is frozen when data is built",)
 
 
 def one_form(*, json: bool, markdown: bool, html: bool, why: str | None) -> None:

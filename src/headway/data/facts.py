@@ -26,7 +26,8 @@ import xxhash
 
 from headway.base.errors import EnvironmentFault, from_os_error
 from headway.base.files import make_directory, write_all
-from headway.data.manifest import BLOCK_BYTES, DocumentFacts, OriginsEntry, TableFile
+from headway.data.manifest import BLOCK_BYTES, DocumentFacts, OriginsEntry, SourceEntry, TableFile
+from headway.data.place import DataPlace
 
 FACTS_FILE, ORIGINS_FILE, INDEX_FILE = "documents.facts", "documents.origins", "documents.index"
 SHARED = ("repository", "language", "licence")
@@ -188,11 +189,20 @@ def copy_facts(found: Found, root: Path, relative: str) -> TableFile:
 class Table:
     """Documents of a token set by their number. Memory is a few blocks, whatever the number of documents."""
 
-    def __init__(self, root: Path, entry: DocumentFacts, held_out: bool = False):
+    def __init__(self, place: DataPlace | Path, entry: DocumentFacts, held_out: bool = False):
         origins = entry.held_out if held_out else entry.training
         assert origins is not None, "asked for only where there are held-out documents"
-        self._facts = _Blocks(root, entry.facts)
-        self._origins, self._index = _Blocks(root, origins.origins), _Blocks(root, origins.index)
+        place = DataPlace.of(place)
+        self._facts = _Blocks(place, entry.facts)
+        self._origins, self._index = _Blocks(place, origins.origins), _Blocks(place, origins.index)
+
+    @staticmethod
+    def of(place: DataPlace | Path, entry: SourceEntry) -> Table | None:
+        """Of training documents; None: a build that did not keep it, or a directory that was copied without it."""
+        facts, place = entry.document_facts, DataPlace.of(place)
+        if facts is None or (place.shards is None and not (place.directory / facts.facts.file).exists()):
+            return None
+        return Table(place, facts)
 
     def __len__(self) -> int:
         return self._index.entry.bytes // INDEX_BYTES
@@ -227,8 +237,9 @@ class Table:
 class _Blocks:
     """One file, read in blocks that are verified; the last few are kept."""
 
-    def __init__(self, root: Path, entry: TableFile):
-        self.path, self.entry = root / entry.file, entry
+    def __init__(self, place: DataPlace, entry: TableFile):
+        self.path, self.entry = place.directory / entry.file, entry
+        self._remote = place.shards.remote if place.shards is not None else None
         self._kept: OrderedDict[int, bytes] = OrderedDict()
 
     def read(self, start: int, end: int) -> bytes:
@@ -255,8 +266,11 @@ class _Blocks:
             self._kept.move_to_end(number)
             return self._kept[number]
         try:
-            with self.path.open("rb", buffering=0) as file:
-                data = os.pread(file.fileno(), BLOCK_BYTES, number * BLOCK_BYTES)
+            if self._remote is not None:
+                data = self._remote.range(self.entry.file, number * BLOCK_BYTES, (number + 1) * BLOCK_BYTES)
+            else:
+                with self.path.open("rb", buffering=0) as file:
+                    data = os.pread(file.fileno(), BLOCK_BYTES, number * BLOCK_BYTES)
         except OSError as error:
             raise from_os_error(error, self.path, "cannot read facts of documents") from error
         wanted = min(BLOCK_BYTES, self.entry.bytes - number * BLOCK_BYTES)

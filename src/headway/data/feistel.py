@@ -27,7 +27,7 @@ _SHIFT_A, _SHIFT_B = np.uint64(29), np.uint64(32)
 Network = Callable[[np.ndarray, np.uint64, np.ndarray], np.ndarray]
 
 
-@lru_cache(maxsize=16_384)
+@lru_cache(maxsize=4_096)
 def derive_key(*parts: Hashable) -> np.ndarray:
     """Four uint64 from ``parts`` (plain Python values: a numpy integer has another ``repr``). Read-only."""
     digest = hashlib.blake2b(repr(parts).encode(), digest_size=32).digest()

@@ -16,7 +16,9 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from headway.base.digests import digest_json
 from headway.base.errors import EnvironmentFault
@@ -204,9 +206,10 @@ class SourceEntry:
         return next((plan for plan in self.packings if plan.sequence_length == sequence_length), None)
 
     def content(self) -> dict:
-        plain = dataclasses.asdict(self)
-        absent = {key for key in _CONTENT_IF_THERE if plain[key] is None}
-        return {key: value for key, value in plain.items() if key not in _NOT_CONTENT and key not in absent}
+        names = [name for name in self.__dataclass_fields__ if name not in _NOT_CONTENT]
+        return {
+            name: _plain(value) for name in names if (value := getattr(self, name)) is not None or name not in _CONTENT_IF_THERE
+        }
 
     def sealed(self) -> SourceEntry:
         """The same entry with its digest filled in."""
@@ -228,10 +231,15 @@ class DataManifest:
     schema_version: int = field(default=1)
 
     def to_json(self) -> dict:
-        return dataclasses.asdict(self)
+        return _plain(self)
 
     def digest(self) -> str:
         """sha256 of what defines the bytes a run can read."""
+        return self._digest
+
+    @cached_property
+    def _digest(self) -> str:
+        """Worked out once: a corpus of 1 T tokens has two million blocks."""
         return digest_json(
             {
                 "kind": self.kind,
@@ -271,6 +279,15 @@ class DataManifest:
     def read_content(path: Path) -> DataManifest:
         """The same where only what is no content may have changed: enough to judge the other files by."""
         return _content_of({key: part for key, part in _read(path).items() if key != _SEAL}, path)
+
+
+def _plain(value: Any) -> Any:
+    """As ``dataclasses.asdict``, but what is plain already is not copied: there may be millions of digests."""
+    if dataclasses.is_dataclass(value):
+        return {name: _plain(getattr(value, name)) for name in value.__dataclass_fields__}
+    if isinstance(value, tuple):
+        return value if not value or type(value[0]) in (str, int) else tuple(map(_plain, value))
+    return {key: _plain(part) for key, part in value.items()} if isinstance(value, dict) else value
 
 
 def _read(path: Path) -> dict:

@@ -37,6 +37,9 @@ from headway.data.plans import Plan
 from headway.data.stream import ChunkSpan, Positions
 from headway.recipe.spec import Spec, StageSpec
 
+_GATHERED_TOKENS = 2**17
+"""Copied at once: what stays in a core's cache between reading and widening."""
+
 
 @dataclass(frozen=True)
 class WindowBatch:
@@ -56,7 +59,7 @@ class HeldOutBatch(WindowBatch):
     """``in_document_BT``: where each target stands in its document, 0: the document token. A target of -1 is none: the last
     window is filled up behind the last held-out token that is scored."""
 
-    in_document_BT: np.ndarray
+    in_document_BT: np.ndarray | None = None
 
 
 @dataclass(frozen=True)
@@ -140,6 +143,15 @@ class _Shard:
                 self._unverified[block] = False
                 self._left -= 1
         return self.tokens
+
+    def touch_all(self, first: np.ndarray, length: int) -> np.ndarray:
+        """As ``touch``, for windows of ``length`` that begin at each of ``first``."""
+        tokens = self._attached()
+        if not self._left:
+            return tokens
+        for one in first.tolist():
+            tokens = self.touch(one, one + length)
+        return tokens
 
     def _verify(self, block: int) -> None:
         at, end = block * BLOCK_BYTES, min((block + 1) * BLOCK_BYTES, self.size)
@@ -259,6 +271,23 @@ class _Tokens:
             out[done : done + last - first] = shard.touch(first, last)[first:last]
             done, number = done + last - first, number + 1
         self.reading = ""
+
+    def gather(self, start_N: np.ndarray, out_BL: np.ndarray, rows_N: np.ndarray) -> None:
+        """Tokens [start, start + L) into rows of ``out_BL``: all windows of a shard at once, those over borders one by one."""
+        L = out_BL.shape[1]
+        shard_N = self._first.searchsorted(start_N, "right") - 1
+        whole_N = self._first.searchsorted(start_N + L - 1, "right") - 1 == shard_N
+        for number in np.unique(shard_N[whole_N]).tolist():
+            here = np.flatnonzero(whole_N & (shard_N == number))
+            shard = self.shard(number)
+            self.reading = shard.entry.file
+            first = start_N[here] - shard.entry.first_token
+            windows = _every_window(shard.touch_all(first, L), L)
+            for at in range(0, here.size, step := max(1, _GATHERED_TOKENS // L)):
+                out_BL[rows_N[here[at : at + step]]] = windows[first[at : at + step]]
+        self.reading = ""
+        for place in np.flatnonzero(~whole_N).tolist():
+            self.copy(int(start_N[place]), out_BL[rows_N[place]])
 
     def borders(self, start: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray]:
         """(row, column) of every document token inside the windows at ``start``, their first column left out, sorted."""
@@ -400,10 +429,6 @@ class TokenReader:
         found = self._plan(source, sequence_length).pieces(np.array([bin]))
         return np.stack([found.start, found.tokens], axis=1)
 
-    def piece_starts(self, source: int, bins: np.ndarray, sequence_length: int) -> np.ndarray:
-        """First tokens of all pieces in some bins of a packed source."""
-        return self._plan(source, sequence_length).pieces(bins).start
-
     def _pieces(self, positions: Positions, T: int) -> _Spans:
         """Of packed windows."""
         found = []
@@ -492,6 +517,26 @@ class TokenReader:
         """int64, mapped: the token after each of a source's training documents."""
         return self._training[source].ends
 
+    def documents_begun(self, source: int, token: np.ndarray, stage: StageSpec) -> int:
+        """How many documents begin in the windows of ``stage`` at ``token`` (bins, where it is packed)."""
+        heads, start = self._training[source].ends[:-1], token
+        tokens = np.full_like(token, stage.sequence_length)
+        if stage.packed:
+            pieces = self._plan(source, stage.sequence_length).pieces(token)
+            start, tokens = pieces.start, pieces.tokens
+        within = heads.searchsorted(start + tokens, "left") - heads.searchsorted(start, "left")
+        return int(within.sum()) + int((start == 0).sum())  # the first document begins where no other ends
+
+    def held_out_documents(self, source: str) -> Iterator[np.ndarray]:
+        """The tokens of each held-out document, document token first, verified."""
+        held_out = self._held_out[source]
+        start = 0
+        for end in held_out.ends.tolist():
+            tokens = np.empty(end - start, np.int64)
+            held_out.copy(start, tokens)
+            yield tokens
+            start = end
+
     def held_out_targets(self, source: str, sequence_length: int, tokens: int) -> int:
         """How many held-out tokens are scored: at most ``tokens``, of all but the first. ConfigError: not one whole window is
         there, and what a model does with long context would not be seen."""
@@ -560,17 +605,21 @@ def _parts(document_BT: np.ndarray, positions: Positions) -> _Spans:
 def _batch(sets: list[_Tokens], source_B: np.ndarray, start_B: np.ndarray, T: int) -> WindowBatch:
     B = len(source_B)
     tokens_BT1 = np.empty((B, T + 1), np.int64)
-    for row, source, start in zip(tokens_BT1, source_B.tolist(), start_B.tolist()):
-        sets[source].copy(start, row)
     opens = np.zeros(B, np.int64)  # flat index at which each segment (document within a window) begins
     rows, columns = [np.arange(B)], [opens]
     for k in np.unique(source_B):
         at = np.flatnonzero(source_B == k)
+        sets[k].gather(start_B[at], tokens_BT1, at)
         row, column = sets[k].borders(start_B[at], T)
         rows.append(at[row])
         columns.append(column)
     document_BT, position_BT = _documents(np.concatenate(rows), np.concatenate(columns), B, T)
     return WindowBatch(tokens_BT1[:, :-1], tokens_BT1[:, 1:], document_BT, position_BT, source_B)
+
+
+def _every_window(tokens: np.ndarray, L: int) -> np.ndarray:
+    """Row i is a view of tokens [i, i + L). (numpy's sliding_window_view leaves cycles, which would hold a shard open.)"""
+    return np.ndarray((tokens.size - L + 1, L), tokens.dtype, tokens.data, strides=tokens.strides * 2)
 
 
 def _held_out_batch(held_out: _Tokens, number: int, start_B: np.ndarray, T: int, targets: int) -> HeldOutBatch:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -124,6 +125,39 @@ def write_registry(path: Path, name: str, version: str, sets: dict[str, Sequence
     registry = Registry(name, version, entries)
     write_json(path, dataclasses.asdict(registry))
     return registry
+
+
+def add_set(
+    path: Path, name: str, version: str, examples: Iterable[Example], *, licence: str = "unknown", provenance: str = ""
+) -> EvaluationSet:
+    """Add a set to the registry ``path``, or replace its older version; a registry that is not there is made.
+
+    The same content again changes nothing. ConfigError: that version of the set is registered with other content.
+    """
+    path = Path(path).expanduser()
+    make_directory(path.parent, "directory of the registry")
+    registry = load_registry(path) if path.exists() else Registry(path.stem, version, ())
+    data = b"".join(canonical_json(dataclasses.asdict(example)) + b"\n" for example in examples)
+    digest = digest_bytes(data)
+    before = next((s for s in registry.sets if (s.name, s.version) == (name, version)), None)
+    if before is not None:
+        if before.digest == digest:
+            return before
+        raise ConfigError(
+            f"{path} has version {version} of {name} with the digest {short(before.digest)}, this has {short(digest)}",
+            "a set is never changed under the same version",
+            "register it under another version",
+        )
+    file = f"{re.sub(r'[^A-Za-z0-9_.-]+', '-', f'{name}-{version}').strip('.-')}.jsonl"
+    if (path.parent / file).exists() and digest_file(path.parent / file) != digest_bytes(data):
+        file = (
+            f"{file.removesuffix('.jsonl')}-{digest_bytes(data)[-12:]}.jsonl"  # of another set, or left by one that was replaced
+        )
+    write_atomic(path.parent / file, data)
+    added = EvaluationSet(name, version, file, digest, data.count(b"\n"), licence, provenance)
+    sets = (*(s for s in registry.sets if s.name != name), added)
+    write_json(path, dataclasses.asdict(dataclasses.replace(registry, sets=sets)))
+    return added
 
 
 def _write_set(path: Path, name: str, version: str, examples: Iterable[Example]) -> EvaluationSet:

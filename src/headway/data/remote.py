@@ -83,6 +83,10 @@ class Remote:
                 )
             yield piece
 
+    def range(self, name: str, at: int, end: int) -> bytes:
+        """Bytes [at, end) of a file, or fewer where it ends. FileNotFoundError where there is none."""
+        return self._try(partial(self._range, name, at, end), name)
+
     def _range(self, name: str, at: int, end: int) -> bytes:
         return bytes(self._fs.cat_file(self._path(name), start=at, end=end))
 

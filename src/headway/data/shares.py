@@ -3,6 +3,8 @@
     sequences, target tokens   closed form: what the mixture's tree has dealt out (``mixture.counts``), skips left out
     documents                  those that begin in the windows that were read, from the document ends: every position is walked
 
+Where windows are padded (best fit), the target tokens of a sequence are the mean over its source.
+
 Shares are of target tokens. ``asked`` is what the recipe or its rule asks for; ``given`` what the stage is mixed by, after caps
 have moved it or a transition changed it; ``realised`` what was dealt out. Over a stage the mixture repeats itself every 65,536
 sequences, so the worst error of any 10,000 is found by looking at one period.
@@ -17,18 +19,17 @@ from functools import lru_cache
 import numpy as np
 
 from headway.data.mixture import assign
-from headway.data.reader import TokenReader
 from headway.data.stream import Stream
 from headway.recipe.schedules import Schedule
-from headway.recipe.spec import QUANTA, Spec
+from headway.recipe.spec import QUANTA, Spec, StageSpec
 
 WINDOW = 10_000
 """Sequences over which the worst error is stated (CONTRACTS section 1)."""
 AT_A_TIME = 2**17
 """Positions walked at once."""
 
-Documents = Callable[[int, int, np.ndarray], int]
-"""(stage, source, places of windows as in ``Positions``) -> documents that begin in them."""
+Documents = Callable[[int, np.ndarray, StageSpec], int]
+"""(source, where its windows stand, stage) -> documents that begin in them: ``TokenReader.documents_begun``."""
 
 
 @dataclass(frozen=True)
@@ -185,24 +186,9 @@ def worst_share_error(quanta: tuple[int, ...], seed: int, each: tuple[float, ...
 
 def _documents(stream: Stream, part: Part, count: Documents) -> list[int]:
     """Per source, those that begin in what ``part`` reads."""
-    begun = [0] * len(stream.shapes)
+    begun, stage = [0] * len(stream.shapes), stream.spec.stages[part.stage]
     for first in range(part.first, part.end, AT_A_TIME):
         found = stream.locate(part.stage, np.arange(first, min(first + AT_A_TIME, part.end)))
         for k in np.unique(found.source).tolist():
-            begun[k] += count(part.stage, k, found.token[found.source == k])
+            begun[k] += count(k, found.token[found.source == k], stage)
     return begun
-
-
-def documents_of(reader: TokenReader, spec: Spec) -> Documents:
-    """Counts by document ends. The first document of a source begins at its token 0."""
-
-    def begin(stage: int, source: int, token: np.ndarray) -> int:
-        T, inner = spec.stages[stage].sequence_length, reader.document_ends(source)[:-1]
-        if spec.stages[stage].packed:
-            start = reader.piece_starts(source, token, T)
-            found = inner[np.minimum(inner.searchsorted(start), max(0, inner.size - 1))] == start if inner.size else start < 0
-            return int(found.sum()) + int((start == 0).sum())
-        within = inner.searchsorted(token + T, "left") - inner.searchsorted(token, "left")
-        return int(within.sum()) + int((token == 0).sum())
-
-    return begin

@@ -69,6 +69,7 @@ def _parser() -> argparse.ArgumentParser:
     prove.add_argument("request", type=Path)
     dryrun = verbs.add_parser("dryrun", help="one rank's step at its real size, without the others and without values")
     dryrun.add_argument("request", type=Path)
+    verbs.add_parser("bench-input", help="measure whether input or step limits a run: a request on standard input")
     return parser
 
 
@@ -169,6 +170,13 @@ def _dryrun(options: argparse.Namespace) -> int:
     return 0
 
 
+def _bench_input(options: argparse.Namespace) -> int:
+    from headway.train.bench_input import Request, bench_input
+
+    print(json.dumps(bench_input(Request.of(json.load(sys.stdin)))))
+    return 0
+
+
 def _unexpected(error: BaseException) -> HeadwayError:
     """In the words of Python."""
     return RunError(f"{type(error).__name__}: {error}", "", "the log of that rank has the traceback")
@@ -201,6 +209,7 @@ VERBS = {
     "mup-check": _mup_check,
     "prove": _prove,
     "dryrun": _dryrun,
+    "bench-input": _bench_input,
 }
 
 if __name__ == "__main__":

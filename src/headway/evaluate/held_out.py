@@ -174,7 +174,7 @@ def _scored(model: Computes, taken: list[TokenBatch], rope: RopeSpec, index: int
     sums_b3 = torch.zeros(2 * BUCKETS + 1, 3, dtype=torch.int64, device=hidden_BtD.device)
     if nll_Bs is None or index >= len(taken):
         return sums_b3
-    counts_N = ranks.chunks.mine(filled(torch.as_tensor(np.asarray(batch.targets_BT) >= 0), missing)).reshape(-1)
+    counts_N = ranks.chunks.mine(filled(torch.as_tensor(_counted(batch)), missing)).reshape(-1)
     targets_N, nll_N = ranks.chunks.mine(targets_BT).reshape(-1)[counts_N], nll_Bs.reshape(-1)[counts_N].double()
     finite_N = nll_N.isfinite()
     whole_N = torch.where(finite_N, nll_N, 0).mul(_SCALE).round().long()
@@ -187,6 +187,12 @@ def _scored(model: Computes, taken: list[TokenBatch], rope: RopeSpec, index: int
             sums_b3.index_add_(0, ranks.chunks.mine(bucket_BT).reshape(-1)[counts_N], values_N3)
     sums_b3[-1, 0] = (~finite_N).sum()
     return sums_b3
+
+
+def _counted(batch: TokenBatch) -> np.ndarray:
+    """bool, B T: padding is no target, nor what a batch says is none."""
+    scored_BT = getattr(batch, "scored_BT", None)
+    return (batch.targets_BT >= 0) if scored_BT is None else (batch.targets_BT >= 0) & scored_BT
 
 
 def bucket_of(position: np.ndarray) -> np.ndarray:

@@ -35,7 +35,7 @@ class Known:
     """What a rule is computed on. ``quality``: of a source by axis, as its manifest entry says."""
 
     sources: Sequence[SourceSpec]
-    shares: Sequence[float]  # targets per token of the stage's windows, by source
+    shares: Sequence[float]  # target tokens per token of this stage's windows, by source
     before: Sequence[StageSpec]  # the stages before this one
     quality: Mapping[str, Mapping[str, float]]
 
@@ -57,6 +57,14 @@ def mixture_quanta(weights: Sequence[float], target_shares: Sequence[float]) -> 
     return apportion([Fraction(w) / Fraction(tau) for w, tau in zip(weights, target_shares, strict=True)], QUANTA)
 
 
+def sources_of(stage: Stage, names: Sequence[str]) -> list[str]:
+    """Those of ``names`` that take part in ``stage``."""
+    rule = stage.mixture_rule
+    if rule is None:
+        return [name for name in names if stage.mixture.get(name)]
+    return [name for name in names if not rule.sources or name in rule.sources]
+
+
 def weights_of(stage: Stage, known: Known, where: str) -> tuple[list[float], MixtureRuleSpec | None]:
     """Per source, and the rule as it was applied. ConfigError where the rule cannot hold.
 
@@ -65,7 +73,8 @@ def weights_of(stage: Stage, known: Known, where: str) -> tuple[list[float], Mix
     rule = stage.mixture_rule
     if rule is None:
         return [stage.mixture.get(source.name, 0.0) for source in known.sources], None
-    chosen = [s for s in known.sources if not rule.sources or s.name in rule.sources]
+    taking_part = sources_of(stage, [s.name for s in known.sources])
+    chosen = [s for s in known.sources if s.name in taking_part]
     passes = [s.tokens * s.target_share for s in chosen]
     scores = _scores(stage, rule, [s.name for s in chosen], known, where) if rule.kind == "quality" else []
     if not all(passes):
@@ -142,7 +151,7 @@ def _unimax(stage: Stage, rule: MixtureRule, chosen: Sequence[SourceSpec], known
     taken = [target_tokens(known.before, known.sources, place) for place in places]
     passes = [rule.epochs * source.tokens * source.target_share for source in chosen]
     allowed = [max(0.0, whole - used) for whole, used in zip(passes, taken, strict=True)]
-    budget, there_is = stage.tokens * _mean_share(places, known), math.fsum(allowed)
+    budget, there_is = stage.tokens * math.fsum(known.shares[place] for place in places) / len(places), math.fsum(allowed)
     if there_is < budget * (1 - ROUNDING):
         rest = ", ".join(f"{s.name} {format_count(round(n))}" for s, n in zip(chosen, allowed, strict=True))
         raise ConfigError(
@@ -153,11 +162,6 @@ def _unimax(stage: Stage, rule: MixtureRule, chosen: Sequence[SourceSpec], known
             where,
         )
     return unimax(budget, allowed)
-
-
-def _mean_share(places: Sequence[int], known: Known) -> float:
-    """Target tokens per token of the stage: sources that pad make a little less of it."""
-    return math.fsum(known.shares[place] for place in places) / len(places)
 
 
 def _epochs_that_fit(budget: float, taken: Sequence[float], chosen: Sequence[SourceSpec]) -> float:

@@ -15,7 +15,7 @@ from headway.recipe.checks import Finding, check_recipe, nearest_hint
 from headway.recipe.digests import recipe_content, recipe_digest
 from headway.recipe.lines import KeyPath
 from headway.recipe.load import LoadedRecipe
-from headway.recipe.mixture_rules import Known, mixture_quanta, weights_of
+from headway.recipe.mixture_rules import Known, mixture_quanta, sources_of, weights_of
 from headway.recipe.rebalance import Mixtures, NothingFits, rebalance
 from headway.recipe.resolved_model import default_ffn_width as default_ffn_width
 from headway.recipe.resolved_model import optional_float, resolve_yarn
@@ -175,9 +175,9 @@ def resolve_stages(
     stages: Sequence[Stage],
     sources: Sequence[SourceSpec],
     rope: RopeSpec,
-    facts: DataFacts | None,
-    data_seed: int,
-    locate: Callable[[KeyPath], str],
+    facts: DataFacts | None = None,
+    data_seed: int = 0,
+    locate: Callable[[KeyPath], str] = lambda path: "",
 ) -> tuple[StageSpec, ...]:
     """In order, because a stage inherits the RoPE base and YaRN of the one before, and rules count what was read before."""
     resolved: list[StageSpec] = []
@@ -307,7 +307,7 @@ def _stage_findings(at: KeyPath, stage: Stage, facts: DataFacts) -> list[Finding
     """What a stage needs of the build besides tokens."""
     findings: list[Finding] = []
     has_plan = {source.name: stage.sequence in source.packed for source in facts.sources}
-    lacking = [name for name, weight in stage.mixture.items() if weight and not has_plan.get(name, True)]
+    lacking = [name for name in sources_of(stage, list(has_plan)) if not has_plan.get(name, True)]
     if stage.packing == "best-fit" and lacking:
         seen = f"stage {stage.name}: the data has no plan that packs {', '.join(lacking)} into {stage.sequence} tokens"
         way_out = "add it with: headway data build RECIPE, into the same directory"

@@ -21,6 +21,7 @@ from pathlib import Path
 
 import numpy as np
 
+from headway.data.facts import Table
 from headway.data.inspect.inventory import Group, Inventory
 from headway.data.inspect.probes import (
     ControlToken,
@@ -31,7 +32,6 @@ from headway.data.inspect.probes import (
     round_trips,
     whitespace_runs,
 )
-from headway.data.inspect.show import table_of
 from headway.data.manifest import DataManifest
 from headway.data.place import DataPlace
 from headway.data.reader import TokenReader
@@ -220,7 +220,7 @@ class _Auditing:
     def source(self, number: int, sample_tokens: int, tell: Progress) -> SourceAudit:
         entry = self.reader.manifest.sources[number]
         counts, beyond = np.zeros(self.vocabulary, np.int64), 0
-        table = table_of(self.reader.directory, entry)
+        table = Table.of(self.reader.place, entry)
         inventory = Inventory(table, self.reader.document_ends(number), self._token_bytes) if table is not None else None
         for block in self.reader.training_blocks(number):
             known = block[block < self.vocabulary]

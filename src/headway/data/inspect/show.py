@@ -150,7 +150,7 @@ class Show:
         stage = self.spec.stages[place.stage]
         positions = self.stream.locate(place.stage, share.u)
         used = np.unique(positions.source)
-        tables = {k: table_of(self.directory, self.manifest.sources[k]) for k in used.tolist()}
+        tables = {k: Table.of(self.place, self.manifest.sources[k]) for k in used.tolist()}
         spans = self._spans(stage, positions)
         manifest = narrowed(self.manifest, positions.source, spans)
         reader, entry = TokenReader(self.place, manifest), manifest.tokenizer
@@ -236,12 +236,6 @@ def _reads(manifest: DataManifest, source: int, spans: tuple[Span, ...]) -> tupl
                 a, b = (first - shard.first_token) * size, (end - shard.first_token) * size
                 found.append(BytesRead(shard.file, a, b, a // BLOCK_BYTES, (b - 1) // BLOCK_BYTES))
     return tuple(found)
-
-
-def table_of(directory: Path, entry: SourceEntry) -> Table | None:
-    """Where training documents are from; None: a build that did not keep it, or data that was copied without it."""
-    facts = entry.document_facts
-    return Table(directory, facts) if facts is not None and (directory / facts.facts.file).exists() else None
 
 
 def _pieces(

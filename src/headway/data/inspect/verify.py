@@ -31,7 +31,8 @@ from headway.data.manifest import BLOCK_BYTES, DTYPES, MANIFEST_FILE, REPORT_FIL
 from headway.data.remote import Remote
 from headway.data.tokenizer import TOKENIZER_FILE
 
-FACTS = "document facts"
+FACTS, PACKING = "document facts", "packing"
+LABELS = (FACTS, PACKING)
 
 Progress = Callable[[int], None]
 """Is told the bytes of each block that was read."""
@@ -96,7 +97,9 @@ def verify(directory: Path, progress: Progress | None = None, clock: Clock | Non
     manifest, files = _manifest(directory)
     if manifest is not None:
         items = list(_items(manifest))
-        labels = {item.file for item in items if item.what == FACTS and files[0].damages}  # what they are judged by is no content
+        labels = {
+            item.file for item in items if item.what in LABELS and files[0].damages
+        }  # what they are judged by is no content
         files += [_check(directory, item, tell) for item in items if item.file not in labels]
         if any(source.preparation for source in manifest.sources):
             files.append(_report(directory))
@@ -198,7 +201,7 @@ def _items(manifest: DataManifest) -> Iterator[_Item]:
             yield from _of_set(source.held_out, f"{source.name}, held out", width)
         for plan in source.packings:
             for file in (plan.rows, plan.pieces):
-                yield _Item(file.file, "packing", source.name, file.bytes, file.xxh3_128, file.blocks)
+                yield _Item(file.file, PACKING, source.name, file.bytes, file.xxh3_128, file.blocks)
         if source.document_facts is not None:
             yield from _of_facts(source.document_facts, source.name)
 
