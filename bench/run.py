@@ -25,8 +25,9 @@ ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "docs" / "results"
 BENCHMARKS = (
     "stream",
-    "input_wait",
+    "tokenise",
     "build",
+    "input_wait",
     "training",
     "model_family",
     "parallel",
@@ -36,7 +37,19 @@ BENCHMARKS = (
 )
 LONG = ("mup_transfer", "ablations")
 """An hour and a quarter of one: measured when they are named."""
-PACKAGES = ("headway", "torch", "numpy", "scipy", "transformers", "accelerate", "litgpt", "safetensors", "tokenizers", "xxhash")
+PACKAGES = (
+    "headway",
+    "torch",
+    "numpy",
+    "scipy",
+    "transformers",
+    "accelerate",
+    "litgpt",
+    "safetensors",
+    "tiktoken",
+    "tokenizers",
+    "xxhash",
+)
 RATIO_WORDS = ("share", "ratio", "over", "fraction", "times", "vs", "percentage", "bias", "median", "worst")
 """A figure whose name holds one of these words is a ratio: it goes into the table."""
 

@@ -18,7 +18,7 @@ from headway.data.build import build_data
 from headway.data.inspect import probes
 from headway.data.inspect.audit import audit, coverage, script_of
 from headway.data.manifest import DataManifest
-from headway.data.tokenizer import Tokenizer
+from headway.data.tokenizer import Tokenizer, train_tokenizer
 
 CYRILLIC = "\u043f\u0440\u0438\u0432\u0435\u0442 \u043c\u0438\u0440 "
 
@@ -150,6 +150,34 @@ def test_a_document_token_within_a_document_is_found(tmp_path):
     assert "document token: 3 in the training tokens, and 2 documents" in audit(tmp_path).findings()
 
 
+def test_a_control_token_in_the_data_is_found(data, tmp_path):
+    write_token_data(tmp_path, [[[0, 5, 6], [0, 7, 8, 1]]])
+    tokenizer = train_tokenizer(["tokens"], vocabulary=258, document_token="<|document|>", controls=["<|fim|>"])
+    tokenizer.save(tmp_path / "tokenizer.json")
+    manifest = DataManifest.load(tmp_path)
+    dataclasses.replace(manifest, tokenizer=dataclasses.replace(manifest.tokenizer, digest=tokenizer.digest)).save(tmp_path)
+    assert "control token <|fim|>: 1 in the training tokens, where a build places none" in audit(tmp_path).findings()
+
+
+def test_padding_is_no_part_of_the_coverage_and_lossy_is_no_finding(data, tmp_path, monkeypatch):
+    copy = Path(shutil.copytree(data, tmp_path / "data"))
+    manifest = DataManifest.load(copy)
+    dataclasses.replace(manifest, tokenizer=dataclasses.replace(manifest.tokenizer, vocabulary=384, lossy=True)).save(copy)
+    decode = Tokenizer.decode
+    monkeypatch.setattr(Tokenizer, "decode", lambda self, ids: decode(self, ids).replace("\r\n", "\n"))
+    found = audit(copy)
+    assert (found.padding, found.coverage.entries) == (64, 319)
+    assert found.findings() == []
+
+
+def test_numbers_cost_what_the_tokenizer_makes_of_them(data):
+    found, tokenizer = audit(data), texts_of(data, 0)[2]
+    one = [len(tokenizer.encode(f"n={number[:4]}")) - len(tokenizer.encode("n=")) for number in probes._NUMBERS]
+    assert (found.numbers["least"][3], found.numbers["most"][3]) == (min(one), max(one))
+    share = sum(tokenizer.decode([i]).strip(" ").isdecimal() for i in texts_of(data, 0)[1].tolist()) / len(texts_of(data, 0)[1])
+    assert found.sources[0].digit_share == pytest.approx(share)
+
+
 def test_tokens_beyond_the_vocabulary_are_found(tmp_path):
     write_token_data(tmp_path, [[[0, 5, 300], [0, 7, 60_000]]])
     assert "source0: 2 tokens are beyond the vocabulary" in audit(tmp_path).findings()
@@ -184,9 +212,17 @@ def test_damaged_data_is_refused(data, tmp_path):
 def test_the_verb_tells_and_draws(data, tmp_path, capsys):
     assert run_guarded(["data", "audit", str(data), "--out", str(tmp_path / "out")]) == 0
     shown = capsys.readouterr().out
-    for words in ("Fertility", "Cyrillic", "tokens for a run of", "never used", "29 of 29 texts", "nothing is wrong"):
+    for words in (
+        "Fertility",
+        "Cyrillic",
+        "tokens for a run of",
+        "tokens for a number of digits",
+        "never used",
+        "29 of 29 texts",
+        "nothing is wrong",
+    ):
         assert words in shown
-    names = {"bytes-per-token", "fertility", "vocabulary", "whitespace"}
+    names = {"bytes-per-token", "digits", "fertility", "vocabulary", "whitespace"}
     assert {path.stem for path in (tmp_path / "out").glob("*.png")} == names
     for name in names:
         assert (tmp_path / "out" / f"{name}.png").read_bytes().startswith(b"\x89PNG\r\n")

@@ -244,6 +244,11 @@ def test_added_keys_that_say_something_are_in_the_digest(everything, tmp_path: P
     """Each of them in its own section, the recipe's and the Spec's."""
     for override in (
         "model.mtp_weight=0.1",
+        "tokenizer.digits=single",
+        "tokenizer.whitespace=lines",
+        "tokenizer.sample=1MB",
+        "tokenizer.reserved_count=3",
+        "tokenizer.fim_tokens=['<a>', '<b>', '<c>']",
         "interventions.damaged_data=quarantine",
         "model.nope_every=2",
         "model.logit_softcap=30",
@@ -284,3 +289,12 @@ def test_what_is_done_to_documents_is_in_the_recipes_digest_and_the_place_of_the
     assert len(set(digests)) == len(digests)
     moved = load_recipe(tmp_path / "r.toml", ["data.prepare.contamination.registry=elsewhere/registry.json"])
     assert moved.digest == everything.digest
+
+
+def test_where_a_tokenizer_lies_is_in_no_digest_and_what_it_may_do_is(everything, tmp_path: Path):
+    brought = [
+        load_recipe(tmp_path / "r.toml", ["tokenizer.kind=file", *more]).digest
+        for more in (["tokenizer.path=a.json"], ["tokenizer.path=b.json"], ["tokenizer.path=a.json", "tokenizer.lossy=true"])
+    ]
+    assert brought[0] == brought[1] != brought[2]
+    assert everything.digest not in brought

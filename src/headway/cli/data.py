@@ -76,6 +76,7 @@ def stage_line(what: str, facts: dict[str, Any]) -> str:
         "documents": lambda: f"- {facts['source']}: {facts['documents']:,} documents",
         "packed": lambda: f"- {facts['source']}: packed for sequences of {facts['sequence']:,}, {facts['padding']:.3%} padding",
         "tokenizer": lambda: f"- tokenizer: {facts['vocabulary']:,} entries, digest {short(facts['digest'])}",
+        "encoder": lambda: f"- slower than it could be, by tokenizers alone: {facts['why']}",
         "reused": lambda: "- the same data was built here before: verified and used again" + other_facts(facts),
     }
     return lines[what]() if what in lines else ""

@@ -96,7 +96,7 @@ def facts(found: Any) -> dict[str, Any]:
     """Plain values; counts per vocabulary entry are summed up."""
     from dataclasses import asdict
 
-    from headway.data.inspect.probes import RUNS
+    from headway.data.inspect.probes import DIGITS, RUNS
 
     coverage = found.coverage
     return {
@@ -116,8 +116,10 @@ def facts(found: Any) -> dict[str, Any]:
             "rarest_half_share": coverage.rarest_half_share,
             "entries_for_percent": {str(percent): entries for percent, entries in coverage.entries_for.items()},
             "never_used_ids": list(coverage.unused),
+            "padding": found.padding,
         },
         "whitespace_runs": {"lengths": list(RUNS), "tokens": {name: list(costs) for name, costs in found.whitespace.items()}},
+        "numbers": {"digits": list(DIGITS), "tokens": {name: list(costs) for name, costs in found.numbers.items()}},
         "longest_whitespace_entries": found.longest_runs,
         "round_trips": [asdict(trip) for trip in found.round_trips],
         "surrogates_refused": found.surrogates_refused,
@@ -140,6 +142,7 @@ def source_facts(source: Any) -> dict[str, Any]:
         "tokens": source.tokens,
         "bytes_per_token": source.bytes_per_token,
         "whitespace_share_of_tokens": source.whitespace_share,
+        "digit_share_of_tokens": source.digit_share,
         "tokens_beyond_vocabulary": source.beyond_vocabulary,
         "sample": measured_facts(source.sample),
         "by_script": {name: measured_facts(measured) for name, measured in source.by_script.items()},
@@ -180,6 +183,7 @@ def lines(found: Any) -> Iterator[str]:
         ("Languages and licences", inventory_lines(found)),
         ("Writing systems", script_lines(found)),
         ("White space", whitespace_lines(found)),
+        ("Digits", digit_lines(found)),
         ("Vocabulary", vocabulary_lines(found)),
         ("Round trips and control tokens", probe_lines(found)),
     ):
@@ -283,6 +287,17 @@ def whitespace_lines(found: Any) -> Iterator[str]:
     yield f"longest run that is one token: {longest}"
 
 
+def digit_lines(found: Any) -> Iterator[str]:
+    from headway.cli.output import table
+    from headway.data.inspect.probes import DIGITS
+    from headway.data.inspect.terminal import one_line
+
+    yield from table(["source", "tokens that are digits"], [[one_line(s.name), f"{s.digit_share:.1%}"] for s in found.sources])
+    yield ""
+    rows = [[f"{name} of a few", *map(str, costs)] for name, costs in found.numbers.items()]
+    yield from table(["tokens for a number of digits", *map(str, DIGITS)], rows)
+
+
 def vocabulary_lines(found: Any) -> Iterator[str]:
     from headway.data.inspect.audit import RARE
     from headway.data.inspect.terminal import one_line
@@ -292,6 +307,8 @@ def vocabulary_lines(found: Any) -> Iterator[str]:
     rare = f"{coverage.rare:,} of them less than {RARE} times"
     yield f"used         {coverage.used:,} of {coverage.entries:,} entries ({share:.1%}), {rare}"
     yield f"never used   {coverage.never:,}" + (f", such as {shown(found.pieces)}" if found.pieces else "")
+    if found.padding:
+        yield f"padding      {found.padding:,} entries behind the tokenizer's own, which no text gives"
     yield f"rarest half  of the entries makes up {coverage.rarest_half_share:.2%} of all tokens"
     parts = ", ".join(f"{percent} % by {entries:,}" for percent, entries in coverage.entries_for.items())
     yield f"most used    entries that make up the tokens: {one_line(parts, 200)}"
@@ -313,8 +330,27 @@ def probe_lines(found: Any) -> Iterator[str]:
     documents = sum(source.sample.documents for source in found.sources)
     otherwise = sum(source.encoded_otherwise for source in found.sources)
     yield f"documents       {documents - otherwise:,} of {documents:,} sampled ones are encoded to the stored ids again"
-    for control in found.controls:
+    for control in shown_controls(found):
         produced = f"{len(control.produced_by)} of {control.probes}" if control.produced_by else f"none of {control.probes}"
-        name = one_line(control.token, 40)
+        name = f"{one_line(control.token, 40)}{role(found, control)}"
         in_data = f"{found.control_counts[control.token]:,} in the data"
         yield f"control token   {name}: {produced} texts that spell it produce it; {in_data}"
+    if rest := len(found.controls) - len(shown_controls(found)):
+        yield f"control tokens  {rest:,} more: no text that spells one produces it, none is in the data"
+
+
+def shown_controls(found: Any, most: int = 12) -> list[Any]:
+    """Those with a role, and all with which something is wrong."""
+    wrong = [c for c in found.controls if c.produced_by or (found.control_counts[c.token] and not role(found, c))]
+    named = [control for control in found.controls if role(found, control) and control not in wrong]
+    return [*named, *wrong, *(c for c in found.controls if c not in named and c not in wrong)][
+        : max(most, len(named) + len(wrong))
+    ]
+
+
+def role(found: Any, control: Any) -> str:
+    """What the manifest says of it."""
+    entry = found.manifest.tokenizer
+    if control.id in entry.fim:
+        return f" (fill-in-the-middle, before the {('prefix', 'suffix', 'middle')[entry.fim.index(control.id)]})"
+    return " (document)" if control.id == entry.document_token_id else ""

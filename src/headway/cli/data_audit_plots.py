@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
 from headway.base.units import format_count
-from headway.data.inspect.probes import RUNS
+from headway.data.inspect.probes import DIGITS, RUNS
 from headway.data.inspect.terminal import one_line
 from headway.report.plots import SOURCE_STYLES, colour, label, new_figure, title
 
@@ -31,6 +31,7 @@ def plots(found: Audit) -> dict[str, bytes]:
         "fertility": fertility,
         "vocabulary": vocabulary,
         "whitespace": whitespace,
+        "digits": digits,
     }
     with matplotlib.rc_context(_SETTINGS):
         return {name: _png(draw(found)) for name, draw in drawn.items()}
@@ -135,6 +136,23 @@ def whitespace(found: Audit) -> Figure:
     axis.set_yticks(ticks, [f"{tick:,}" for tick in ticks])
     axis.set_ylim(0, 1.3 * max(1, most))
     axis.set_xlabel("characters", color=colour("ink"))
+    _legend(axis, "upper left")
+    return figure
+
+
+def digits(found: Audit) -> Figure:
+    """Tokens that numbers cost: steps of three are groups, a straight line single digits, a band numbers that were learned."""
+    figure, (axis,) = new_figure(3.0)
+    title(axis, "tokens for a number of so many digits: the least and the most of a few numbers")
+    for number, (name, costs) in enumerate(found.numbers.items()):
+        tone, line = _style(number)
+        marker = SOURCE_STYLES[number % len(SOURCE_STYLES)][1]
+        axis.plot(DIGITS, costs, color=tone, linestyle=line, marker=marker, markersize=3.5, label=name)
+    axis.fill_between(DIGITS, found.numbers["least"], found.numbers["most"], color=colour("sky"), alpha=0.25, linewidth=0)
+    axis.set_xticks(DIGITS)
+    axis.set_yticks(range(0, max(found.numbers["most"]) + 2, max(1, max(found.numbers["most"]) // 6)))
+    axis.set_ylim(0, max(found.numbers["most"]) + 1)
+    axis.set_xlabel("digits", color=colour("ink"))
     _legend(axis, "upper left")
     return figure
 

@@ -26,10 +26,13 @@ from headway.data.pool import in_order, usable_cores
 from headway.data.shards import TokenSetWriter
 from headway.data.split import Order
 from headway.data.spool import SealedSpool
+from headway.data.tokenizer import Tokenizer
+from headway.data.vocabulary.fast import NotProven, Proof
 from headway.data.worker import Setup
 
 Progress = Callable[[str, dict], None]
 MUCH_TEXT_BYTES = 64 * 2**20
+PROVEN_FROM_BYTES = 8 * 2**20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,6 +76,7 @@ class Assembly:
     held_out: int
     tokenizer: Path
     document_token: str
+    lossy: bool
     settings: Settings
     made: Path
 
@@ -85,7 +89,7 @@ class Assembly:
         progress = _Progress(tell, self.sources)
         finished = {task for tasks in plans for task in tasks if progress.found(task, place.find(task))}
         missing = [task for tasks in plans for task in tasks if task not in finished]
-        made = in_order(missing, self._setup(place), self._workers(missing), progress.told)
+        made = in_order(missing, self._setup(place, self._proof(missing, tell)), self._workers(missing), progress.told)
         try:
             for number, tasks in enumerate(plans):
                 yield self._put_together(number, output, ((task, self._part(task, place, finished, made)) for task in tasks))
@@ -130,7 +134,7 @@ class Assembly:
             return min(left, len(part.counts))
         return _taken(part, left, self.held_out - held_out_tokens)
 
-    def _setup(self, place: PartPlace) -> Setup:
+    def _setup(self, place: PartPlace, proof: Proof | None) -> Setup:
         return Setup(
             spools=tuple(str(work.spool.directory) for work in self.sources),
             names=tuple(work.name for work in self.sources),
@@ -140,7 +144,19 @@ class Assembly:
             document_token=self.document_token,
             root=str(place.root),
             dtype=place.dtype,
+            lossy=self.lossy,
+            proof=proof,
         )
+
+    def _proof(self, missing: list[PartTask], tell: Progress) -> Proof | None:
+        """Looked for where it pays: for little text, tokenizers has done its work before."""
+        if sum(task.bytes for task in missing) < PROVEN_FROM_BYTES:
+            return None
+        try:
+            return Tokenizer.load(self.tokenizer, self.document_token).prove()
+        except NotProven as reason:
+            tell("encoder", {"why": str(reason)})
+            return None
 
 
 class _Side:

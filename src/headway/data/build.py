@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import dataclasses
 import platform
-from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -53,8 +52,9 @@ from headway.data.seen import Seen
 from headway.data.shards import SHARD_BYTES
 from headway.data.sources import Opened, open_source, refuse_undisclosed
 from headway.data.split import KEYS
-from headway.data.spool import AsRead, SealedSpool, Spool, remove, unsealed
-from headway.data.tokenizer import TOKENIZER_FILE, Tokenizer, train_tokenizer
+from headway.data.spool import AsRead, SealedSpool, Spool, remove
+from headway.data.tokenizer import TOKENIZER_FILE, Tokenizer
+from headway.data.vocabulary.obtain import Made, identity, obtain
 from headway.data.workspace import publish, workspace
 from headway.recipe.digests import recipe_content
 from headway.recipe.load import LoadedRecipe
@@ -65,7 +65,6 @@ if TYPE_CHECKING:
 
 _LABELS = {"licence", "provenance", "cap_epochs", "synthetic", "generator", "verifier"}
 """Keys of a source that shape no document."""
-TOKENIZER_RECEIPT = "tokenizer-receipt.json"
 _FORMAT = 1
 """Raised when the same inputs would give other bytes."""
 
@@ -212,6 +211,8 @@ class _Build:
         recipe = self.recipe
         sources = [[s.name, spool.receipt.content, len(spool)] for s, spool in zip(recipe.data.sources, self.spools)]
         keys = recipe_content(recipe)["tokenizer"]
+        if brought := identity(recipe.tokenizer):
+            keys |= {"brought": brought}
         tokenizer = [keys.pop(name) for name in ("kind", "vocabulary", "document_token")] + ([keys] if keys else [])
         settings = [_FORMAT, self.seed, recipe.data.held_out, recipe.data.chunk, self.settings.dtype, self.settings.shard_bytes]
         rules = [self.apart.identity(number) for number in range(len(self.spools))]
@@ -314,7 +315,9 @@ class _Build:
     def _produce(self, inputs: str) -> DataManifest:
         sources = [self.apart.split(number) for number in range(len(self.spools))]
         self._refuse_few_documents(sources)
-        tokenizer = self._train(sources)
+        tokenizer, made = obtain(self.recipe.tokenizer, list(sources), self.made)
+        tokenizer.save(self.output / TOKENIZER_FILE)
+        self.tell("tokenizer", {"vocabulary": tokenizer.vocabulary, "digest": tokenizer.digest})
         sources = [self.apart.decided(number, work, tokenizer) for number, work in enumerate(sources)]
         assembly = Assembly(
             sources=sources,
@@ -322,13 +325,14 @@ class _Build:
             held_out=self.recipe.data.held_out,
             tokenizer=self.made / TOKENIZER_FILE,
             document_token=tokenizer.document_token,
+            lossy=self.recipe.tokenizer.lossy,
             settings=self.settings,
             made=self.made,
         )
         written = assembly.write(self.output, self.tell)
         manifest = DataManifest(
             name=self.recipe.name,
-            tokenizer=describe(tokenizer, self.recipe.tokenizer),
+            tokenizer=describe(tokenizer, self.recipe.tokenizer, made),
             dtype=self.settings.dtype,
             sources=tuple(self._entry(number, tokens) for number, tokens in enumerate(written)),
             inputs_digest=inputs,
@@ -362,40 +366,6 @@ class _Build:
                 "split the text into more documents (one a file, one a line), or lower data.held_out",
             )
 
-    def _train(self, sources: list[SourceWork]) -> Tokenizer:
-        wanted = self.recipe.tokenizer
-        tokenizer = self._trained_before()
-        if tokenizer is None:
-            texts = (text for work in sources for text in _training_texts(work))
-            tokenizer = train_tokenizer(
-                texts,
-                vocabulary=wanted.vocabulary,
-                document_token=wanted.document_token,
-                controls=(*wanted.fim_tokens, *wanted.reserved_tokens),
-            )
-            tokenizer.save(self.made / TOKENIZER_FILE)
-            write_json(self.made / TOKENIZER_RECEIPT, sealed({"tokenizer": tokenizer.digest}))
-            hit("build.tokenizer_written", 0)
-        tokenizer.save(self.output / TOKENIZER_FILE)
-        if tokenizer.vocabulary != wanted.vocabulary:
-            raise ConfigError(
-                f"the documents give a vocabulary of {tokenizer.vocabulary} entries, {wanted.vocabulary} were asked for",
-                "every merge of the vocabulary joins a pair that occurs in the training documents",
-                f"set tokenizer.vocabulary = {tokenizer.vocabulary} or lower, or add text",
-            )
-        self.tell("tokenizer", {"vocabulary": tokenizer.vocabulary, "digest": tokenizer.digest})
-        return tokenizer
-
-    def _trained_before(self) -> Tokenizer | None:
-        """By a build of the same inputs that did not end; None: not, or damaged."""
-        path = self.made / TOKENIZER_RECEIPT
-        try:
-            wanted = unsealed(read_json(path), path)["tokenizer"]
-            found = Tokenizer.load(self.made / TOKENIZER_FILE, self.recipe.tokenizer.document_token)
-        except HeadwayError:
-            return None
-        return found if found.digest == wanted else None
-
     def _entry(self, number: int, tokens: SourceTokens) -> SourceEntry:
         source, training = self.recipe.data.sources[number], tokens.training
         wanted = self.recipe.data.held_out if source.held_out_at is None else 1
@@ -424,16 +394,19 @@ class _Build:
         ).sealed()
 
 
-def describe(tokenizer: Tokenizer, wanted: TokenizerSection) -> TokenizerEntry:
-    """``tokenizer`` as the manifest has it."""
+def describe(tokenizer: Tokenizer, wanted: TokenizerSection, made: Made) -> TokenizerEntry:
+    """``tokenizer`` as the manifest has it. Of one that was brought the model may have more entries than it."""
     return TokenizerEntry(
         file=TOKENIZER_FILE,
         digest=tokenizer.digest,
-        vocabulary=tokenizer.vocabulary,
+        vocabulary=wanted.vocabulary,
         document_token=tokenizer.document_token,
         document_token_id=tokenizer.document_token_id,
         reserved={token: tokenizer.controls[token] for token in wanted.reserved_tokens},
         fim=tuple(tokenizer.controls[token] for token in wanted.fim_tokens),
+        lossy=wanted.lossy,
+        trained_on=made.trained_on,
+        brought=made.brought,
     )
 
 
@@ -441,12 +414,6 @@ def _synthetic(source: Source) -> Synthetic | None:
     if source.generator is None:
         return None
     return Synthetic(source.generator.model_dump(), source.verifier.model_dump() if source.verifier else {})
-
-
-def _training_texts(work: SourceWork) -> Iterator[str]:
-    """What is not a candidate: the tokenizer must not have seen what is held out."""
-    for block in work.order.blocks(work.candidates, len(work.spool)):
-        yield from work.spool.texts(block)
 
 
 def _now() -> str:

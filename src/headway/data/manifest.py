@@ -33,6 +33,7 @@ BLOCK_BYTES = 2**20
 
 DTYPES = {"uint16": "<u2", "uint32": "<u4"}
 _SEAL = "seal"
+_FIRST = ("file", "digest", "vocabulary", "document_token", "document_token_id")
 _NOT_CONTENT = (
     *("licence", "provenance", "dropped", "digest", "preparation", "registered", "document_facts", "packings", "quality"),
     "synthetic",
@@ -52,11 +53,14 @@ class TokenizerEntry:
     document_token_id: int
     reserved: dict[str, int] = field(default_factory=dict)  # further control tokens -> id
     fim: tuple[int, ...] = ()  # ids of the control tokens before prefix, suffix and middle; empty: none
+    lossy: bool = False  # text may come back changed
+    trained_on: dict[str, int] = field(default_factory=dict)  # source -> bytes of text, of one that was trained here
+    brought: str = ""  # digest of the file that it was converted from
 
     def content(self) -> dict:
-        """What later versions added is left out at its default, so that digests of earlier data stay."""
+        """What later versions added is left out at its default, so that digests of earlier data stay; how it came about too."""
         plain = dataclasses.asdict(self)
-        return {key: value for key, value in plain.items() if value or key not in ("reserved", "fim")}
+        return {key: value for key, value in plain.items() if key in _FIRST or (value and key in ("reserved", "fim"))}
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from headway.base.plain import from_plain
 from headway.data.manifest import DTYPES
 from headway.data.split import Order
 from headway.data.spool import SealedSpool, file_digest, unsealed
-from headway.data.tokenizer import Tokenizer
+from headway.data.tokenizer import Tokenizer, lost
 
 FEWEST_BYTES, MOST_BYTES, PARTS_PER_SOURCE = 4 * 2**20, 64 * 2**20, 256
 MOST_DOCUMENTS = 2**16
@@ -166,15 +166,26 @@ def tokenise(task: PartTask, spool: SealedSpool, order: Order, tokenizer: Tokeni
 def token_counts(spool: SealedSpool, documents: np.ndarray, tokenizer: Tokenizer) -> Iterator[np.ndarray]:
     """Of some documents after the other, as a part would have them."""
     for some in _batches(spool, documents):
-        yield np.array([len(ids) + 1 for ids in tokenizer.encode_batch(list(spool.texts(some)))], np.int64)
+        yield np.array([ids.size + 1 for ids in tokenizer.encode_arrays(list(spool.texts(some)))], np.int64)
 
 
 def _tokens(spool: SealedSpool, documents: np.ndarray, tokenizer: Tokenizer, dtype: str) -> tuple[np.ndarray, np.ndarray]:
     """The flat tokens of some documents, and their sizes as pairs."""
-    ids = tokenizer.encode_batch(list(spool.texts(documents)))
-    flat = np.fromiter((i for of_one in ids for i in (tokenizer.document_token_id, *of_one)), DTYPES[dtype])
-    pairs = np.stack([np.array([len(of_one) + 1 for of_one in ids]), spool.sizes(documents)], axis=1)
-    return flat, pairs.astype("<u8")
+    texts = list(spool.texts(documents))
+    ids = tokenizer.encode_arrays(texts)
+    if not tokenizer.keeps_text:
+        _refuse_lost(texts, ids, tokenizer)
+    counts = np.array([of_one.size + 1 for of_one in ids])
+    flat = np.full(counts.sum(), tokenizer.document_token_id, DTYPES[dtype])
+    for start, of_one in zip((np.cumsum(counts) - counts).tolist(), ids, strict=True):
+        flat[start + 1 : start + 1 + of_one.size] = of_one
+    return flat, np.stack([counts, spool.sizes(documents)], axis=1).astype("<u8")
+
+
+def _refuse_lost(texts: list[str], ids: list[np.ndarray], tokenizer: Tokenizer) -> None:
+    for text, back in zip(texts, tokenizer.decode_batch(ids), strict=True):
+        if text != back:
+            raise lost(text, back)
 
 
 def _batches(spool: SealedSpool, order: np.ndarray) -> Iterator[np.ndarray]:

@@ -1,15 +1,17 @@
-"""Byte-level BPE: trained on the run's own documents, stored as tokenizer.json, identified by the digest of its bytes.
+"""Text <-> token ids: a tokenizer.json, trained on the run's own documents or brought, identified by the digest of its bytes.
 
-Every text can be encoded (the alphabet is all 256 bytes) and decoding gives the text back. Control tokens (the document token,
-those for fill-in-the-middle, reserved ones) are placed by the build or the reader, and no text can produce them: a text that
-spells "<|document|>" becomes ordinary tokens.
+One that is trained here is byte-level BPE: every text can be encoded (the alphabet is all 256 bytes) and decoding gives the text
+back. Control tokens (the document token, those for fill-in-the-middle, reserved ones) are placed by the build or the reader, and
+no text can produce them: a text that spells "<|document|>" becomes ordinary tokens.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import tokenizers
@@ -18,6 +20,8 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 from headway.base.digests import digest_bytes
 from headway.base.errors import ConfigError, EnvironmentFault, from_os_error
 from headway.base.files import write_atomic
+from headway.data.vocabulary.fast import FastEncoder, Proof, prove
+from headway.data.vocabulary.splits import GPT2, Policy
 
 TOKENIZER_FILE = "tokenizer.json"
 SMALLEST_VOCABULARY = 257
@@ -38,6 +42,11 @@ class Tokenizer:
         plain = json.loads(serialized)
         self.controls: dict[str, int] = {entry["content"]: entry["id"] for entry in plain["added_tokens"] if entry["special"]}
         _check_unreachable(plain, self.controls)
+        self._entries = max(inner.get_vocab(with_added_tokens=True).values()) + 1
+        self._fast: FastEncoder | None = None
+        self.keeps_text = _keeps_text(plain)
+        self._is_byte_level = (plain.get("decoder") or {}).get("type") == "ByteLevel"
+        self._is_control = None if _never_controls(plain) else np.isin(np.arange(self._entries), [*self.controls.values()])
 
     @staticmethod
     def load(path: Path, document_token: str) -> Tokenizer:
@@ -59,8 +68,8 @@ class Tokenizer:
 
     @property
     def vocabulary(self) -> int:
-        """Entries, the document token included."""
-        return self._inner.get_vocab_size(with_added_tokens=True)
+        """Entries, control tokens included."""
+        return self._entries
 
     @property
     def digest(self) -> str:
@@ -79,28 +88,65 @@ class Tokenizer:
             ) from None
         return self._inner.encode(text, add_special_tokens=False).ids
 
+    def prove(self) -> Proof:
+        """That tiktoken gives the same ids; NotProven: it does not, or nobody knows. Some seconds."""
+        return prove(json.loads(self._serialized))
+
+    def use(self, proof: Proof) -> None:
+        """From here on ``encode_batch`` works by tiktoken wherever that gives the same ids."""
+        self._fast = FastEncoder(json.loads(self._serialized), proof)
+
     def encode_batch(self, texts: list[str]) -> list[list[int]]:
-        return [encoding.ids for encoding in self._inner.encode_batch_fast(texts, add_special_tokens=False)]
+        return [ids.tolist() for ids in self.encode_arrays(texts)]
+
+    def encode_arrays(self, texts: list[str]) -> list[np.ndarray]:
+        """uint32 ids of each text."""
+        fast = self._fast.encode_all(texts) if self._fast else [None] * len(texts)
+        rest = [text for text, ids in zip(texts, fast, strict=True) if ids is None]
+        encoded = iter(self._inner.encode_batch_fast(rest, add_special_tokens=False))
+        found = [np.array(next(encoded).ids, np.uint32) if ids is None else ids for ids in fast]
+        if self._is_control is not None and any(self._is_control[ids].any() for ids in found):
+            raise ConfigError(
+                "a document produces a control token",
+                "only a build places control tokens",
+                "bring a tokenizer whose control tokens are no pieces of text",
+            )
+        return found
 
     def token_bytes(self) -> np.ndarray:
-        """int64 by id: bytes of text that a token stands for, complete characters or not; control tokens: 0."""
+        """int64 by id: bytes of text that a token stands for, complete characters or not; control tokens: 0.
+
+        A SentencePiece model that puts a blank before text counts it: one byte a document too many.
+        """
+        size_of = len if self._is_byte_level else _bytes_of_piece  # a character of the byte-level alphabet is a byte
         added = {
             id: 0 if token.special else len(token.content.encode())
             for id, token in self._inner.get_added_tokens_decoder().items()
         }
         sizes = np.zeros(self.vocabulary, np.int64)
         for token, id in self._inner.get_vocab(with_added_tokens=True).items():
-            sizes[id] = added.get(id, len(token))  # a character of the byte-level alphabet is a byte
+            sizes[id] = added.get(id, size_of(token))
         return sizes
 
     def decode(self, ids: Iterable[int]) -> str:
         """Text of ``ids``; the document token is shown as it is spelled. Incomplete UTF-8 becomes U+FFFD."""
         return self._inner.decode([int(i) for i in ids], skip_special_tokens=False)
 
+    def decode_batch(self, ids: list[np.ndarray]) -> list[str]:
+        return self._inner.decode_batch([of_one.tolist() for of_one in ids], skip_special_tokens=False)
 
-def _check_unreachable(serialized: dict, controls: Iterable[str]) -> None:
+
+_BYTE_PIECE = re.compile("<0x[0-9A-F]{2}>")
+
+
+def _bytes_of_piece(piece: str) -> int:
+    """As SentencePiece spells them: blanks as U+2581, a byte beyond its characters in hexadecimal."""
+    return 1 if _BYTE_PIECE.fullmatch(piece) else len(piece.replace("\u2581", " ").encode())
+
+
+def _check_unreachable(plain: dict[str, Any], controls: Iterable[str]) -> None:
     """No merge may spell a control token, or plain text would produce it."""
-    merges = serialized["model"]["merges"]  # pairs; "left right" in files of older versions
+    merges = plain["model"].get("merges") or ()  # pairs; "left right" in files of older versions
     spelled = {"".join(merge.split(" ") if isinstance(merge, str) else merge) for merge in merges}
     for token in controls:
         if token in spelled or token in pre_tokenizers.ByteLevel.alphabet():
@@ -111,7 +157,47 @@ def _check_unreachable(serialized: dict, controls: Iterable[str]) -> None:
             )
 
 
-def train_tokenizer(texts: Iterable[str], *, vocabulary: int, document_token: str, controls: Sequence[str] = ()) -> Tokenizer:
+def _never_controls(plain: dict[str, Any]) -> bool:
+    """Whether that no merge spells a control token is enough: not where whole pieces are looked up."""
+    return plain["model"]["type"] == "BPE" and not plain["model"].get("ignore_merges")
+
+
+def _keeps_text(plain: dict[str, Any]) -> bool:
+    """Whether decoding gives every text back, whatever it is: all bytes are tokens, and nothing is changed or left out."""
+    steps = plain.get("pre_tokenizer") or {"type": "none"}
+    steps = steps.get("pretokenizers", [steps])
+    return (
+        plain["model"]["type"] == "BPE"
+        and not plain["model"].get("dropout")
+        and plain.get("normalizer") is None
+        and (plain.get("decoder") or {}).get("type") == "ByteLevel"
+        and all(letter in plain["model"]["vocab"] for letter in pre_tokenizers.ByteLevel.alphabet())
+        and all(not step.get("add_prefix_space") and step.get("behavior") != "Removed" for step in steps)
+        and {step["type"] for step in steps} <= {"ByteLevel", "Split", "Digits"}
+        and steps[-1]["type"] == "ByteLevel"
+        and not any(token["lstrip"] or token["rstrip"] or token["normalized"] for token in _in_text(plain))
+    )
+
+
+def _in_text(plain: dict[str, Any]) -> list[dict[str, Any]]:
+    """Added tokens that text produces."""
+    return [token for token in plain["added_tokens"] if not token["special"]]
+
+
+def lost(text: str, back: str) -> ConfigError:
+    """What to say of a text that came back as another."""
+    place = next((i for i, (a, b) in enumerate(zip(text, back, strict=False)) if a != b), min(len(text), len(back)))
+    shown = [part[max(0, place - 20) : place + 20] for part in (text, back)]
+    return ConfigError(
+        f"the tokenizer loses text: {shown[0]!r} comes back as {shown[1]!r}",
+        "tokens decode to the documents that they were made of",
+        "bring a tokenizer that keeps all bytes, or set tokenizer.lossy = true to train on text as it leaves it",
+    )
+
+
+def train_tokenizer(
+    texts: Iterable[str], *, vocabulary: int, document_token: str, controls: Sequence[str] = (), policy: Policy = GPT2
+) -> Tokenizer:
     """Train on ``texts``. The same texts in the same order give the same bytes. A small corpus may give fewer entries.
 
     ``controls``: further control tokens. Ids: the document token, these, the 256 bytes, then merges in their order.
@@ -123,7 +209,7 @@ def train_tokenizer(texts: Iterable[str], *, vocabulary: int, document_token: st
             f"this vocabulary has at least {least} entries: 256 bytes and {1 + len(controls)} control tokens",
         )
     inner = tokenizers.Tokenizer(models.BPE())
-    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+    inner.pre_tokenizer = policy.pre_tokenizer()
     inner.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocabulary,

@@ -1,6 +1,6 @@
 """A process that tokenises: ``python -m headway.data.worker OWNER``, started by the build, one line of JSON each way at a time.
 
-    in    setup {spools, seed, names, arranged, tokenizer, document_token, root, dtype}, then tasks
+    in    setup {spools, seed, names, arranged, tokenizer, document_token, root, dtype, ...}, then tasks
     out   {"told": [documents, bytes, tokens]} on the way, {"done": receipt} at the end of each task, {"failed": problems}
 
 It ends with its owner, and whatever it was making then is not there: parts appear whole.
@@ -21,6 +21,7 @@ from headway.data.parts import PartPlace, PartTask, tokenise
 from headway.data.split import Arranged, Order
 from headway.data.spool import SealedSpool, Shuffled
 from headway.data.tokenizer import Tokenizer
+from headway.data.vocabulary.fast import Proof
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -35,6 +36,8 @@ class Setup:
     document_token: str
     root: str
     dtype: str
+    lossy: bool = False  # text may come back changed
+    proof: Proof | None = None  # that tiktoken gives the same ids; None: tokenizers does it all
 
 
 class Workshop:
@@ -47,6 +50,9 @@ class Workshop:
             for spool, name, path in zip(self._spools, setup.names, setup.arranged, strict=True)
         ]
         self._tokenizer = Tokenizer.load(Path(setup.tokenizer), setup.document_token)
+        if setup.proof:
+            self._tokenizer.use(setup.proof)
+        self._tokenizer.keeps_text |= setup.lossy  # or need not: nothing is to be checked
         self._place = PartPlace(root=Path(setup.root), dtype=setup.dtype)
 
     def make(self, task: PartTask, tell: Any) -> None:

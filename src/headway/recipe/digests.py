@@ -1,7 +1,8 @@
 """What stands in which digest (law 1: the mathematics in the recipe, everything else beside it).
 
 recipe digest    the recipe's meaning: every field with its default, without comments, order of keys and paths of
-                 sources and registry (where text lies says nothing about what it says; its content is in the manifest digest)
+                 sources, tokenizer and registry (where text lies says nothing about what it says; its content is in the
+                 manifest digest)
 spec digest      all of the Spec: recipe digest, data digests, derived values
 section digests  one per part of the Spec and one per stage (lengths included), so that a difference can be named; run.json
                  holds them, and a spec that was changed afterwards is refused by the names of its changed parts
@@ -23,7 +24,8 @@ if TYPE_CHECKING:
 
 SECTIONS = ("objective", "tokenizer", "model", "optimizer", "stability", "precision", "evaluation", "interventions")
 ADDED = {
-    "Tokenizer": frozenset({"fim_tokens", "reserved", "reserved_count"}),
+    "Tokenizer": frozenset({"fim_tokens", "reserved", "reserved_count", "digits", "whitespace", "sample"})
+    | {"path", "pattern", "special", "lossy"},
     "Model": ADDED_TO_SPEC[ModelSpec] | {"rotary_share"},
     "Experts": ADDED_TO_SPEC[ExpertsSpec],
     "Data": frozenset({"prepare", "held_out_by", "beyond_cap"}),
@@ -43,7 +45,7 @@ ADDED = {
 
 
 def recipe_content(recipe: Recipe) -> dict[str, Any]:
-    """The recipe as plain data, every default filled in, without the paths of sources and registry.
+    """The recipe as plain data, every default filled in, without the paths of sources, tokenizer and registry.
 
     Fields that came later are left out at their default, so that digests of earlier recipes stay.
     """
@@ -51,6 +53,7 @@ def recipe_content(recipe: Recipe) -> dict[str, Any]:
     _drop_added(content, recipe)
     for plain in content["data"]["sources"]:
         del plain["path"]
+    content["tokenizer"].pop("path", None)
     if contamination := content["data"].get("prepare", {}).get("contamination"):
         del contamination["registry"]
     return content

@@ -39,11 +39,16 @@ def _given(value: Any) -> bool:
     return value is not None
 
 
-_OPTIMIZER, _MODEL, _EXPERTS = ("optimizer",), ("model",), ("model", "experts")
+_TOKENIZER, _OPTIMIZER, _MODEL, _EXPERTS = ("tokenizer",), ("optimizer",), ("model",), ("model", "experts")
 _MUON, _ROPE = _is("muon"), _is("rope")
 _NO_ROPE = "it shapes RoPE, and this model has none"
 
+_BPE, _FILE = _is("bpe"), _is("file")
+_TRAINED, _BROUGHT = "it shapes what is trained, and a file brings its own", "it is of a tokenizer that is brought"
+
 TABLE = (
+    *(Idle(_TOKENIZER, key, "kind", _BPE, 'kind = "bpe"', _TRAINED) for key in ("digits", "whitespace", "sample")),
+    *(Idle(_TOKENIZER, key, "kind", _FILE, 'kind = "file"', _BROUGHT) for key in ("path", "pattern", "special", "lossy")),
     Idle(_OPTIMIZER, "matrix_rate", "kind", _MUON, 'kind = "muon"', "it is the rate of the matrices that Muon takes"),
     Idle(_OPTIMIZER, "momentum", "kind", _MUON, 'kind = "muon"', "it is Muon's; AdamW has beta1"),
     Idle(_OPTIMIZER, "muon_scale", "kind", _MUON, 'kind = "muon"', "it is the size of Muon's updates"),
@@ -77,7 +82,7 @@ def _shown(value: Any) -> str:
     """As a recipe writes it."""
     if isinstance(value, bool):
         return str(value).lower()
-    return repr(value) if isinstance(value, str) else f"{value:g}"
+    return f"{value:g}" if isinstance(value, int | float) else repr(value)
 
 
 def _beside(key: str, value: Any) -> str:

@@ -22,7 +22,6 @@ from pydantic import Field
 from headway.recipe.fields import (
     Bytes,
     Day,
-    Entries,
     Listed,
     Name,
     Parameters,
@@ -43,6 +42,7 @@ from headway.recipe.fields import (
 from headway.recipe.fields import said as said
 from headway.recipe.mixture_section import MixtureRule as MixtureRule
 from headway.recipe.preparation import Prepare, StepName
+from headway.recipe.tokenizer_keys import Tokenizer
 
 Shape = Literal["constant", "linear", "cosine", "inverse_sqrt", "one_minus_sqrt"]
 SourceKind = Literal[
@@ -98,32 +98,7 @@ class Objective(Section):
     freeze_if: str = said("what evidence is enough to freeze the recipe and start", "")
 
 
-# --- tokenizer, model ---------------------------------------------------------------------------------------------------
-
-
-class Tokenizer(Section):
-    """How text becomes tokens. Trained on the run's own sources when the data is built."""
-
-    kind: Literal["bpe"] = said("byte-level byte pair encoding", "bpe")
-    vocabulary: Entries = said("entries, special tokens included; 257 (256 bytes and the document token) to 2^31")
-    document_token: str = said("special token that stands at the head of every document", "<|document|>", min_length=1)
-    fim_tokens: Listed[str] = said(
-        "three control tokens for fill-in-the-middle: before prefix, suffix and middle; empty: none. No text produces them", ()
-    )
-    reserved: Listed[str] = said("further control tokens, for later use; no text produces them", ())
-    reserved_count: WholeOrZero = said(
-        "so many control tokens besides, named <|reserved-0|> and on, at most 65,536; 0: none", 0, le=65_536
-    )
-
-    @property
-    def reserved_tokens(self) -> tuple[str, ...]:
-        """All reserved ones by name."""
-        return (*self.reserved, *(f"<|reserved-{number}|>" for number in range(self.reserved_count)))
-
-    @property
-    def control_tokens(self) -> tuple[str, ...]:
-        """The document token and all others that only a build places."""
-        return (self.document_token, *self.fim_tokens, *self.reserved_tokens)
+# --- model --------------------------------------------------------------------------------------------------------------
 
 
 class Latent(Section):

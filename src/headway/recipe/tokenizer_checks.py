@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from headway.recipe.findings import Finding, found
+from headway.recipe.idle_keys import check_idle
 
 if TYPE_CHECKING:
     from headway.recipe.schema import Tokenizer
@@ -15,7 +16,15 @@ BYTES = 256
 
 
 def check_tokenizer(tokenizer: Tokenizer) -> Iterator[Finding]:
+    yield from check_idle(("tokenizer",), tokenizer)
     yield from _controls(tokenizer)
+    if tokenizer.kind == "file" and tokenizer.path is None:
+        yield found(
+            ("tokenizer", "path"),
+            'kind = "file" without a path',
+            "a tokenizer that is brought lies in a file",
+            'write path = "tokenizer.json", or kind = "bpe" to train one',
+        )
 
 
 def _controls(tokenizer: Tokenizer) -> Iterator[Finding]:

@@ -27,6 +27,7 @@ from headway.data.inspect.probes import (
     ControlToken,
     RoundTrip,
     control_tokens,
+    number_costs,
     refuses_surrogates,
     round_trips,
     whitespace_runs,
@@ -94,6 +95,7 @@ class SourceAudit:
     counts: np.ndarray
     beyond_vocabulary: int  # tokens whose id the tokenizer does not have
     whitespace_share: float  # of tokens that are white space alone
+    digit_share: float  # of tokens that are digits, with or without a blank before them
     sample: Measured
     by_script: dict[str, Measured]
     document_bytes_per_token: np.ndarray  # of each sampled document
@@ -108,7 +110,7 @@ class SourceAudit:
 
 @dataclass(frozen=True)
 class Coverage:
-    """Use of the vocabulary over all sources; control tokens are no part of it."""
+    """Use of the vocabulary over all sources; control tokens and what pads it are no part of it."""
 
     entries: int
     used: int
@@ -129,11 +131,17 @@ class Audit:
     sources: tuple[SourceAudit, ...]
     coverage: Coverage
     whitespace: dict[str, tuple[int, ...]]
-    longest_runs: dict[str, int]  # by kind of white space: the longest run that is one token
+    longest_runs: dict[str, int]  # by kind of white space, and of digits: the longest run that is one token
+    numbers: dict[str, tuple[int, ...]]  # tokens by count of digits
     round_trips: tuple[RoundTrip, ...]
     surrogates_refused: bool
     controls: tuple[ControlToken, ...]
     pieces: dict[int, str] = field(repr=False)  # text of unused entries, a few
+
+    @property
+    def padding(self) -> int:
+        """Entries of the vocabulary behind the tokenizer's own: no text gives them."""
+        return self.manifest.tokenizer.vocabulary - self.coverage.entries - len(self.controls)
 
     @property
     def control_counts(self) -> dict[str, int]:
@@ -145,7 +153,8 @@ class Audit:
         return [*self._of_text(), *self._of_controls(), *self._of_sources()]
 
     def _of_text(self) -> Iterator[str]:
-        yield from (f"round trip: {trip.name}: the text does not come back" for trip in self.round_trips if not trip.returned)
+        if not self.manifest.tokenizer.lossy:  # the recipe lets it
+            yield from (f"round trip: {trip.name}: the text does not come back" for trip in self.round_trips if not trip.returned)
         if not self.surrogates_refused:
             yield "lone surrogates are encoded, though they are no text"
 
@@ -157,12 +166,15 @@ class Audit:
         found = self.control_counts[self.manifest.tokenizer.document_token]
         if found != documents:
             yield f"document token: {found:,} in the training tokens, and {documents:,} documents"
+        for token, count in self.control_counts.items():
+            if count and token != self.manifest.tokenizer.document_token:
+                yield f"control token {token}: {count:,} in the training tokens, where a build places none"
 
     def _of_sources(self) -> Iterator[str]:
         for source in self.sources:
             if source.beyond_vocabulary:
                 yield f"{source.name}: {source.beyond_vocabulary:,} tokens are beyond the vocabulary"
-            if source.encoded_otherwise:
+            if source.encoded_otherwise and not self.manifest.tokenizer.lossy:
                 documents = f"{source.encoded_otherwise:,} of {source.sample.documents:,} sampled documents"
                 yield f"{source.name}: {documents} are encoded to other ids than those that are stored"
 
@@ -179,7 +191,8 @@ def audit(place: DataPlace | Path, sample_tokens: int = SAMPLE_TOKENS, progress:
     controls = control_tokens(tokenizer, directory / entry.file)
     auditing = _Auditing(reader, tokenizer, texts, {control.id for control in controls})
     sources = tuple(auditing.source(number, sample_tokens, tell) for number in range(len(manifest.sources)))
-    cover = coverage(np.sum([source.counts for source in sources], axis=0), {control.id for control in controls})
+    no_text = {control.id for control in controls} | set(range(tokenizer.vocabulary, vocabulary))
+    cover = coverage(np.sum([source.counts for source in sources], axis=0), no_text)
     return Audit(
         directory=Path(place.where) if place.shards is None else place.where,
         manifest=manifest,
@@ -187,6 +200,7 @@ def audit(place: DataPlace | Path, sample_tokens: int = SAMPLE_TOKENS, progress:
         coverage=cover,
         whitespace=whitespace_runs(tokenizer),
         longest_runs=longest_runs(texts),
+        numbers=number_costs(tokenizer),
         round_trips=tuple(round_trips(tokenizer)),
         surrogates_refused=refuses_surrogates(tokenizer),
         controls=tuple(controls),
@@ -199,6 +213,7 @@ class _Auditing:
 
     def __init__(self, reader: TokenReader, tokenizer: Tokenizer, texts: list[str], controls: set[int]):
         self.reader, self.tokenizer, self.vocabulary = reader, tokenizer, len(texts)
+        self._is_digits = np.array([i not in controls and t.strip(" ").isdecimal() for i, t in enumerate(texts)])
         self._token_bytes = tokenizer.token_bytes()
         self._is_whitespace = np.array([i not in controls and bool(t) and t.isspace() for i, t in enumerate(texts)])
 
@@ -227,6 +242,7 @@ class _Auditing:
             counts=counts,
             beyond_vocabulary=beyond,
             whitespace_share=_ratio(int(counts[self._is_whitespace].sum()), int(counts.sum())),
+            digit_share=_ratio(int(counts[self._is_digits].sum()), int(counts.sum())),
             sample=sum(measured, Measured()),
             by_script=dict(sorted(scripts.items(), key=lambda item: -item[1].tokens)),
             document_bytes_per_token=np.array([m.bytes_per_token for m in measured if m.tokens]),
@@ -319,7 +335,8 @@ def coverage(counts: np.ndarray, controls: set[int]) -> Coverage:
 
 def longest_runs(texts: list[str]) -> dict[str, int]:
     kinds = {"spaces": " ", "tabs": "\t", "line ends": "\n"}
-    return {name: max((len(text) for text in texts if text and not text.strip(one)), default=0) for name, one in kinds.items()}
+    longest = {name: max((len(text) for text in texts if text and not text.strip(one)), default=0) for name, one in kinds.items()}
+    return longest | {"digits": max((len(text) for text in map(str.strip, texts) if text.isdecimal()), default=0)}
 
 
 def _ratio(part: float, whole: float) -> float:

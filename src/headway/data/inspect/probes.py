@@ -4,6 +4,7 @@ round trips    text -> ids -> text must give the text back, also where Unicode i
                be refused
 control tokens text that spells one must become ordinary tokens
 whitespace     how many tokens a run of n spaces, tabs or line ends costs, and an indentation of n spaces
+digits         how many tokens a number of n digits costs, at least and at most
 """
 
 from __future__ import annotations
@@ -58,6 +59,10 @@ INDENTATION = "indented line"
 """A line end, n spaces, a letter: what the n spaces add to the line without them."""
 
 
+DIGITS = tuple(range(1, 13))
+_NUMBERS = ("012345678901", "131313131313", "200000000000", "271828182845", "314159265358", "567567567567", "999999999999")
+
+
 @dataclass(frozen=True)
 class RoundTrip:
     name: str
@@ -86,6 +91,13 @@ def round_trips(tokenizer: Tokenizer) -> list[RoundTrip]:
         returned = tokenizer.decode(ids) == text and list(of_batch) == list(ids)
         found.append(RoundTrip(name, len(text), len(text.encode()), len(ids), returned))
     return found
+
+
+def number_costs(tokenizer: Tokenizer) -> dict[str, tuple[int, ...]]:
+    """Tokens of numbers with each count of ``DIGITS``, the least and the most of a few: what they add to the text before them."""
+    bare = len(tokenizer.encode("n="))
+    costs = [[len(tokenizer.encode(f"n={number[:count]}")) - bare for number in _NUMBERS] for count in DIGITS]
+    return {"least": tuple(map(min, costs)), "most": tuple(map(max, costs))}
 
 
 def refuses_surrogates(tokenizer: Tokenizer) -> bool:
