@@ -16,9 +16,11 @@ found torch and the rest. Those that are not there are left out, with the reason
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import os
 import platform
+import shutil
 import statistics
 import subprocess
 import sys
@@ -31,6 +33,7 @@ import numpy as np
 from headway.base.clocks import SystemClock
 from headway.data.build import default_chunk
 from headway.data.manifest import DataManifest, SourceEntry, TokenizerEntry
+from headway.data.packing import packing_digest, write_packing
 from headway.data.reader import TokenReader
 from headway.data.shards import TokenSetWriter
 from headway.data.stream import Stream
@@ -40,6 +43,7 @@ from headway.recipe.spec import (
     EvaluationSpec,
     ModelSpec,
     OptimizerSpec,
+    PackedSpec,
     PrecisionSpec,
     RateSpec,
     SourceSpec,
@@ -220,6 +224,37 @@ def start_peers(directory: Path, spec: Spec, batch: int, scratch: Path, python: 
     return [Peer(name, python, file) for name in PEERS]
 
 
+def measure_packed(directory: Path, spec: Spec, batch: int, repeats: int = 3, steps: int = 60) -> dict:
+    """The same source packed by best fit: how long its plan takes, what padding there is, and windows per second."""
+    length, manifest = spec.stages[0].sequence_length, DataManifest.load(directory)
+    source = manifest.sources[0]
+    with tempfile.TemporaryDirectory() as temporary:
+        before = time.process_time()
+        ends = np.memmap(directory / source.ends.file, "<i8", "r")
+        (Path(temporary) / source.ends.file).parent.mkdir(parents=True)
+        plan = write_packing(Path(temporary), source, length, ends)
+        planned = time.process_time() - before
+        for file in (plan.rows.file, plan.pieces.file):
+            shutil.copyfile(Path(temporary) / file, directory / file)
+    manifest = dataclasses.replace(manifest, sources=(dataclasses.replace(source, packings=(plan,)),))
+    packed = PackedSpec(plan.bins, plan.target_share, packing_digest(plan))
+    stage = dataclasses.replace(spec.stages[0], packing="best-fit", packed=(packed,), sequences=4 * sum(plan.bins))
+    stream, reader = Stream(dataclasses.replace(spec, stages=(stage,))), TokenReader(directory, manifest)
+    reader.verify_all()
+    rates = []
+    for repeat in range(repeats + 1):
+        before = time.process_time()
+        for step in range(steps):
+            u = stream.rank_sequences(0, (repeat * steps + step) * batch, batch, 0, 1)
+            reader.stage_batch(stream.locate(0, u), stage)
+        rates += [steps * batch * length / 1e6 / (time.process_time() - before)] if repeat else []
+    return {
+        "packed_mtok_per_core_s": round(max(rates), 1),
+        "padding_share": round(1 - plan.target_share, 7),
+        "plan_mtok_per_s": round(source.tokens / 1e6 / planned, 1),
+    }
+
+
 def measure_scale(directory: Path, batches: int) -> dict:
     """Memory, the whole walk and 1 T tokens, each in a process of its own."""
     script = str(Path(__file__).parent / "stream_scale.py")
@@ -267,6 +302,7 @@ def measure(asked: argparse.Namespace) -> dict:
         finally:
             for peer in peers:
                 peer.close()
+        figures |= measure_packed(directory, spec, asked.batch)
         figures |= measure_start(directory, spec, asked.batch)
         figures |= measure_scale(directory, asked.batches)
     return {

@@ -153,14 +153,13 @@ class TokenReader:
 
     def _packed_batch(self, positions: Positions, T: int) -> WindowBatch:
         B, pad = len(positions.source), self.manifest.tokenizer.document_token_id
-        tokens_BT, targets_BT, buffer = np.full((B, T), pad), np.full((B, T), pad), np.empty(T + 1, np.int64)
+        tokens_BT, targets_BT = np.full((B, T), pad), np.full((B, T), pad)
         spans = self._pieces(positions, T)
-        for row, column, source, start, size in spans.each():
-            self._training[source].copy(start, buffer[: size + 1])
-            tokens_BT[row, column : column + size] = buffer[:size]
-            targets_BT[row, column : column + size] = buffer[1 : size + 1]
         for k in np.unique(positions.source).tolist():
-            self._keep(k, spans.start[spans.source == k])
+            own = spans.source == k
+            at = spans.row[own] * T + spans.column[own]
+            self._training[k].scatter(spans.start[own], spans.tokens[own], at, tokens_BT.reshape(-1), targets_BT.reshape(-1))
+            self._keep(k, spans.start[own])
         filled_B = np.bincount(spans.row, spans.tokens, minlength=B).astype(np.int64)
         padded = np.flatnonzero(filled_B < T)
         rows, columns = np.concatenate([spans.row, padded]), np.concatenate([spans.column, filled_B[padded]])

@@ -88,29 +88,26 @@ class _Shard:
 
     def touch(self, first: int, last: int) -> np.ndarray:
         """The tokens of this shard, of which those in [first, last) are verified."""
+        return self.touch_all(np.array([first]), np.array([last]))
+
+    def touch_all(self, first: np.ndarray, last: np.ndarray) -> np.ndarray:
+        """As ``touch``, for many ranges at once."""
         tokens = self._attached()
         if not self._left:
             return tokens
         if self._unverified is None:
             self._unverified = np.ones(len(self.entry.blocks), bool)
-        for block in range(first * self._itemsize // BLOCK_BYTES, (last * self._itemsize - 1) // BLOCK_BYTES + 1):
-            if self._unverified[block]:
-                began_ns = time.monotonic_ns()
-                self._verify(block)
-                self.traffic.blocks += 1
-                self.traffic.wait_ns += time.monotonic_ns() - began_ns
-                self._unverified[block] = False
-                self._left -= 1
+        low, high = first * self._itemsize // BLOCK_BYTES, (last * self._itemsize - 1) // BLOCK_BYTES
+        spans = range(int((high - low).max(initial=0)) + 1)
+        wanted = np.unique(np.concatenate([np.minimum(low + k, high) for k in spans]))
+        for block in wanted[self._unverified[wanted]].tolist():
+            began_ns = time.monotonic_ns()
+            self._verify(block)
+            self.traffic.blocks += 1
+            self.traffic.wait_ns += time.monotonic_ns() - began_ns
+            self._unverified[block] = False
+            self._left -= 1
         return self.tokens
-
-    def touch_all(self, first: np.ndarray, length: int) -> np.ndarray:
-        """As ``touch``, for windows of ``length`` that begin at each of ``first``."""
-        tokens = self._attached()
-        if not self._left:
-            return tokens
-        for one in first.tolist():
-            tokens = self.touch(one, one + length)
-        return tokens
 
     def _verify(self, block: int) -> None:
         at, end = block * BLOCK_BYTES, min((block + 1) * BLOCK_BYTES, self.size)
@@ -241,12 +238,32 @@ class Tokens:
             shard = self.shard(number)
             self.reading = shard.entry.file
             first = start_N[here] - shard.entry.first_token
-            windows = _every_window(shard.touch_all(first, L), L)
+            windows = _every_window(shard.touch_all(first, first + L), L)
             for at in range(0, here.size, step := max(1, _GATHERED_TOKENS // L)):
                 out_BL[rows_N[here[at : at + step]]] = windows[first[at : at + step]]
         self.reading = ""
         for place in np.flatnonzero(~whole_N).tolist():
             self.copy(int(start_N[place]), out_BL[rows_N[place]])
+
+    def scatter(self, start_N: np.ndarray, size_N: np.ndarray, at_N: np.ndarray, tokens: np.ndarray, targets: np.ndarray) -> None:
+        """Parts of so many tokens each into ``tokens`` at ``at_N``, and those one further on into ``targets``: flat, int64."""
+        shard_N = self._first.searchsorted(start_N, "right") - 1
+        whole_N = self._first.searchsorted(start_N + size_N, "right") - 1 == shard_N
+        for number in np.unique(shard_N[whole_N]).tolist():
+            here = np.flatnonzero(whole_N & (shard_N == number))
+            shard = self.shard(number)
+            self.reading = shard.entry.file
+            first = start_N[here] - shard.entry.first_token
+            data = shard.touch_all(first, first + size_N[here] + 1)
+            for a, size, at in zip(first.tolist(), size_N[here].tolist(), at_N[here].tolist()):
+                tokens[at : at + size] = data[a : a + size]
+                targets[at : at + size] = data[a + 1 : a + size + 1]
+        self.reading = ""
+        for place in np.flatnonzero(~whole_N).tolist():
+            size, at = int(size_N[place]), int(at_N[place])
+            both = np.empty(size + 1, np.int64)
+            self.copy(int(start_N[place]), both)
+            tokens[at : at + size], targets[at : at + size] = both[:-1], both[1:]
 
     def borders(self, start: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray]:
         """(row, column) of every document token inside the windows at ``start``, their first column left out, sorted."""
