@@ -391,3 +391,26 @@ def test_a_stage_of_other_windows_begins_behind_the_chunks_that_were_begun(case)
             chunk = np.cumsum(plan.bins).searchsorted(found.token[own], "right")
             begun = len(set(zip(found.epoch[own].tolist(), chunk.tolist())))
             assert stream.entry_state(number)[k].slot == stream.entry_state(number - 1)[k].slot + begun
+
+
+@pytest.mark.parametrize("names", [("long", "short"), ("long",)])
+def test_a_recipe_may_list_sources_otherwise_than_the_build(built, names):
+    """Sources of a Spec are numbered as its recipe lists them: what is read is told by name."""
+    directory, manifest, recipe = built
+    chosen = tuple(source for name in names for source in recipe.data.sources if source.name == name)
+    stages = tuple(stage.model_copy(update={"mixture": dict.fromkeys(names, 1.0)}) for stage in recipe.stages)
+    other = recipe.model_copy(update={"data": recipe.data.model_copy(update={"sources": chosen}), "stages": stages})
+    spec = freeze(other, manifest)
+    assert [source.name for source in spec.sources] == list(names)
+    reader, stream = TokenReader.open(directory, spec), Stream(spec)
+    whole = TokenReader(directory, manifest)
+    show = Show(stream, directory, manifest)
+    for number, stage in enumerate(spec.stages):
+        positions = stream.locate(number, np.arange(stage.sequences))
+        built_numbers = [[s.name for s in manifest.sources].index(names[k]) for k in positions.source.tolist()]
+        wanted = whole.stage_batch(Positions(np.array(built_numbers), positions.epoch, positions.token), stage)
+        assert np.array_equal(reader.stage_batch(positions, stage).tokens_BT, wanted.tokens_BT)
+        place = show.step(1, number)
+        for row, sequence in enumerate(show.sequences(place, show.batch(place))):
+            assert sequence.source.name == names[int(positions.source[row])]
+            assert sequence.tokens == tuple(wanted.tokens_BT[row].tolist())

@@ -104,7 +104,8 @@ class Assembly:
 
     def _part(self, task: PartTask, place: PartPlace, finished: set[PartTask], made: Iterator[PartTask]) -> Part:
         if task not in finished:
-            assert next(made) == task
+            found = next(made)  # not within the assertion: this is the work
+            assert found == task, (found, task)
         return place.read(task)
 
     def _put_together(self, number: int, output: Path, parts: Iterable[tuple[PartTask, Part]]) -> SourceTokens:

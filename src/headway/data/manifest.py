@@ -15,6 +15,7 @@ covers those too: a licence that changes on the disk must not go unseen.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -266,6 +267,10 @@ class DataManifest:
 
     def source(self, name: str) -> SourceEntry:
         return next(source for source in self.sources if source.name == name)
+
+    def of(self, names: Iterable[str]) -> DataManifest:
+        """Only these sources, in this order: a recipe may leave some out, or list them otherwise, than the build did."""
+        return dataclasses.replace(self, sources=tuple(self.source(name) for name in names))
 
     def save(self, directory: Path) -> None:
         content = self.to_json()

@@ -268,7 +268,7 @@ class TokenReader:
 
 
 def frozen_manifest(directory: Path, spec: Spec) -> DataManifest:
-    """The manifest that ``spec`` was frozen with."""
+    """The manifest that ``spec`` was frozen with, its sources numbered as those of ``spec`` are."""
     manifest = DataManifest.load(directory)
     if manifest.digest() != spec.manifest_digest:
         raise EnvironmentFault(
@@ -277,7 +277,7 @@ def frozen_manifest(directory: Path, spec: Spec) -> DataManifest:
             "put its own data back in that place (a symbolic link will do), or build it again from the same documents",
         )
     _check_plans(manifest, spec, directory)
-    return manifest
+    return manifest.of(source.name for source in spec.sources)
 
 
 def _check_plans(manifest: DataManifest, spec: Spec, directory: Path) -> None:

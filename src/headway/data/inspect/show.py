@@ -99,7 +99,7 @@ class Show:
 
     def __init__(self, stream: Stream, place: DataPlace | Path, manifest: DataManifest):
         self.stream, self.spec, self.schedule = stream, stream.spec, Schedule(stream.spec)
-        self.place, self.manifest = DataPlace.of(place), manifest
+        self.place, self.manifest = DataPlace.of(place), manifest.of(source.name for source in stream.spec.sources)
         self.directory = self.place.directory
 
     # --- places -----------------------------------------------------------------------------------------------------------
