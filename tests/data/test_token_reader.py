@@ -89,16 +89,17 @@ def test_held_out_tokens_are_targets_once_whatever_the_window_and_the_batch(corp
         batches = list(reader.held_out_batches("source1", T, size, tokens))
         targets = np.concatenate([b.targets_BT.ravel() for b in batches])
         within = np.concatenate([b.in_document_BT.ravel() for b in batches])
+        counts = np.concatenate([b.scored_BT.ravel() for b in batches])
         scored = reader.held_out_targets("source1", T, tokens)
         assert scored == min(tokens, len(held) - 1)
-        assert targets[targets >= 0].tolist() == held[1 : scored + 1]
-        assert within[targets >= 0].tolist() == places[1 : scored + 1], "0 is the document token"
+        assert targets[counts].tolist() == held[1 : scored + 1]
+        assert within[counts].tolist() == places[1 : scored + 1], "0 is the document token"
         flat = np.concatenate([b.tokens_BT.ravel() for b in batches])
-        assert flat[targets >= 0].tolist() == held[:scored]
+        assert flat[counts].tolist() == held[:scored]
         assert all(b.tokens_BT.shape[1] == T and (b.source_B == 1).all() for b in batches)
         assert all(len(b.tokens_BT) == size for b in batches[:-1])
         for b in batches:
-            counted = b.targets_BT[:, 1:] >= 0
+            counted = b.scored_BT[:, 1:]
             opens, begins = np.diff(b.document_BT, axis=1) == 1, b.in_document_BT[:, :-1] == 0
             assert np.array_equal(opens[counted], begins[counted])
 
@@ -203,7 +204,9 @@ def test_D9_changed_document_ends_and_tokenizer_are_refused_at_opening(fresh, fi
 
 def test_D9_a_run_never_reads_other_data_than_it_was_frozen_with(fresh):
     directory, manifest = fresh
-    spec = dataclasses.replace(small_spec([("a", 10, 2)], [(1, 2, (65_536,))]), manifest_digest=manifest.digest())
+    names = [(source.name, 10, 2) for source in manifest.sources]
+    quanta = (65_536, *[0] * (len(names) - 1))
+    spec = dataclasses.replace(small_spec(names, [(1, 2, quanta)]), manifest_digest=manifest.digest())
     assert TokenReader.open(directory, spec).manifest == manifest
     with pytest.raises(EnvironmentFault, match="other data than the run was frozen with"):
         TokenReader.open(directory, dataclasses.replace(spec, manifest_digest="sha256:other"))

@@ -25,6 +25,7 @@ class Batch:
     document_BT: np.ndarray
     position_BT: np.ndarray
     in_document_BT: np.ndarray
+    scored_BT: np.ndarray
 
     def rows(self, start: int, stop: int) -> Batch:
         return Batch(*(kind[start:stop] for kind in vars(self).values()))
@@ -43,9 +44,10 @@ def whole_batch() -> Batch:
     grid = at[:-1].reshape(ROWS, T)
     first_of_row = np.maximum(starts[number[grid]], grid[:, :1])
     targets = ids[1:].reshape(ROWS, T).copy()
-    targets[-1, 13:] = -1
+    scored = np.ones_like(targets, bool)
+    scored[-1, 13:] = False
     document = number[grid] - number[grid[:, :1]]
-    return Batch(ids[:-1].reshape(ROWS, T), targets, document, grid - first_of_row, place[1:].reshape(ROWS, T))
+    return Batch(ids[:-1].reshape(ROWS, T), targets, document, grid - first_of_row, place[1:].reshape(ROWS, T), scored)
 
 
 BYTES = np.random.default_rng(5).integers(0, 9, 29)
@@ -58,7 +60,7 @@ def expected(model, batch: Batch) -> dict[str, dict[int, np.ndarray]]:
         hidden = model.forward(tokens, make_context(position, document, MODEL, ROPE, torch.float32))
         logits = (hidden @ model.head_weight.T).log_softmax(-1).double().numpy()
     found: dict[str, dict[int, np.ndarray]] = {"window": {}, "document": {}}
-    for row, column in zip(*np.nonzero(batch.targets_BT >= 0), strict=True):
+    for row, column in zip(*np.nonzero(batch.scored_BT), strict=True):
         target = batch.targets_BT[row, column]
         value = np.array([1, -logits[row, column, target], BYTES[target]])
         for name, at in (("window", int(column)), ("document", int(batch.in_document_BT[row, column]))):

@@ -17,7 +17,7 @@ from headway.data.token_sets import Tokens
 
 @dataclass(frozen=True)
 class WindowBatch:
-    """int64. ``document_BT`` counts documents within the window, ``position_BT`` restarts at each document token (a document that
+    """Integers. ``document_BT`` counts documents within the window, ``position_BT`` restarts at each document token (one that
     began before the window starts at 0 too). Padding is a document of its own."""
 
     tokens_BT: np.ndarray
@@ -30,8 +30,8 @@ class WindowBatch:
 
 @dataclass(frozen=True, kw_only=True)
 class HeldOutBatch(WindowBatch):
-    """``in_document_BT``: where each target stands in its document, 0: the document token. A target of -1 is none: the last
-    window is filled up behind the last held-out token that is scored."""
+    """``in_document_BT``: where each target stands in its document, 0: the document token. The last window is filled up behind
+    the last held-out token that is scored."""
 
     in_document_BT: np.ndarray | None = None
 
@@ -84,18 +84,18 @@ def held_out_batch(held_out: Tokens, number: int, start_B: np.ndarray, T: int, t
             parts.append(
                 (
                     np.pad(batch.tokens_BT, wide),
-                    np.pad(batch.targets_BT, wide, constant_values=-1),
+                    np.pad(batch.targets_BT, wide),
                     np.pad(batch.document_BT, wide, mode="edge"),
                     np.pad(batch.position_BT, wide),
+                    np.pad(np.ones(batch.tokens_BT.shape, bool), wide),
                 )
             )
-    tokens_BT, targets_BT, document_BT, position_BT = map(np.concatenate, zip(*parts, strict=True))
+    tokens_BT, targets_BT, document_BT, position_BT, scored_BT = map(np.concatenate, zip(*parts, strict=True))
     at_BT = start_B[:, None] + np.arange(1, T + 1)
     document = held_out.ends.searchsorted(at_BT, "right")
     begins_BT = np.where(document > 0, held_out.ends[np.maximum(document, 1) - 1], 0)
-    return HeldOutBatch(
-        tokens_BT, targets_BT, document_BT, position_BT, np.full_like(start_B, number), in_document_BT=at_BT - begins_BT
-    )
+    source_B, in_document_BT = np.full_like(start_B, number), at_BT - begins_BT
+    return HeldOutBatch(tokens_BT, targets_BT, document_BT, position_BT, source_B, scored_BT, in_document_BT=in_document_BT)
 
 
 @lru_cache(maxsize=4)

@@ -43,7 +43,8 @@ _TARGETS, _NLL, _BYTES = range(3)
 
 
 class TokenBatch(Protocol):
-    """What a batch must offer, all B T integers (``data.reader.HeldOutBatch`` does, and more). A target of -1 is none."""
+    """What a batch must offer, all B T integers (``data.windows.HeldOutBatch`` does, and more). ``scored_BT``, where a batch has
+    it and it is not None, says which targets count."""
 
     @property
     def tokens_BT(self) -> np.ndarray: ...
@@ -166,7 +167,7 @@ def _scored(model: Computes, taken: list[TokenBatch], rope: RopeSpec, index: int
     document, then how many losses are no number: targets, nats / 2^24, bytes."""
     batch, ranks = taken[min(index, len(taken) - 1)], model.ranks
     missing = -batch.targets_BT.shape[1] % ranks.length_step
-    kinds = (batch.position_BT, batch.document_BT, batch.tokens_BT, np.maximum(batch.targets_BT, 0))
+    kinds = (batch.position_BT, batch.document_BT, batch.tokens_BT, batch.targets_BT)
     position_BT, document_BT, tokens_BT, targets_BT = (filled(torch.as_tensor(kind).long(), missing) for kind in kinds)
     context = make_context(position_BT, document_BT, model.spec, rope, model.dtype, ranks)
     hidden_BtD = model.forward(tokens_BT, context)
@@ -190,9 +191,9 @@ def _scored(model: Computes, taken: list[TokenBatch], rope: RopeSpec, index: int
 
 
 def _counted(batch: TokenBatch) -> np.ndarray:
-    """bool, B T: padding is no target, nor what a batch says is none."""
+    """bool, B T: padding is no target."""
     scored_BT = getattr(batch, "scored_BT", None)
-    return (batch.targets_BT >= 0) if scored_BT is None else (batch.targets_BT >= 0) & scored_BT
+    return np.ones(batch.targets_BT.shape, bool) if scored_BT is None else scored_BT
 
 
 def bucket_of(position: np.ndarray) -> np.ndarray:
