@@ -166,8 +166,15 @@ def stage_facts(spec: Any, found: Any) -> dict[str, Any]:
         "rebalanced": bool(stage.asked_quanta),
         "asked": dict(zip(names, found.asked, strict=True)),
         "given": dict(zip(names, found.given, strict=True)),
-        "realised": asdict(found.shares) if found.shares else None,
+        "realised": realised_facts(found.shares) if found.shares else None,
     }
+
+
+def realised_facts(shares: Any) -> dict[str, Any]:
+    from dataclasses import asdict
+
+    shown = {name: value for name, value in asdict(shares).items() if name not in ("mixtures", "seed", "each")}
+    return shown | {"worst_error": shares.worst_error}
 
 
 # --- words ------------------------------------------------------------------------------------------------------------------

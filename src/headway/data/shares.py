@@ -57,14 +57,21 @@ class SourceShare:
 
 @dataclass(frozen=True, kw_only=True)
 class StageShares:
-    """``worst_error``: of any 10,000 stream indices in a row of the stage, as a share of target tokens. A skip or transition in
-    between may add as much again."""
+    """``mixtures``: quanta that were in force, with the seed that deals them out; ``each``: target tokens of a sequence."""
 
     stage: str
     part: Part
     sequences: int
     sources: tuple[SourceShare, ...]
-    worst_error: float
+    mixtures: tuple[tuple[int, ...], ...]
+    seed: int
+    each: tuple[float, ...]
+
+    @property
+    def worst_error(self) -> float:
+        """Of any 10,000 stream indices in a row of the stage, as a share of target tokens. A skip or transition in between may
+        add as much again. Looked for when it is asked for."""
+        return max(worst_share_error(quanta, self.seed, self.each) for quanta in self.mixtures)
 
 
 def target_tokens_per_sequence(spec: Spec, stage: int, source: int) -> float:
@@ -111,8 +118,15 @@ def stage_shares(stream: Stream, part: Part, documents: Documents | None = None)
         )
         for k, source in enumerate(spec.sources)
     ]
-    worst = max(worst_share_error(quanta, spec.data_seed, tuple(each)) for quanta in _in_force(stream, part))
-    return StageShares(stage=stage.name, part=part, sequences=part.end - part.first, sources=tuple(rows), worst_error=worst)
+    return StageShares(
+        stage=stage.name,
+        part=part,
+        sequences=part.end - part.first,
+        sources=tuple(rows),
+        mixtures=tuple(_in_force(stream, part)),
+        seed=spec.data_seed,
+        each=tuple(each),
+    )
 
 
 def together(stages: Sequence[StageShares]) -> tuple[SourceShare, ...]:
