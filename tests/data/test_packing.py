@@ -1,11 +1,15 @@
 """Best-fit packing: plans against a plain best fit, bins against the documents they hold."""
 
+import dataclasses
+
 import numpy as np
 import pytest
+from data_helpers import write_token_data
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headway.data.packing import best_fit, pack, pieces
+from headway.base.errors import ConfigError
+from headway.data.packing import best_fit, pack, pieces, write_packing
 
 
 def plain_best_fit(tokens: list[int], capacity: int) -> list[int]:
@@ -69,3 +73,10 @@ def test_padding_is_small_on_documents_of_many_lengths(mean: int) -> None:
     ends = np.cumsum(sizes)
     packed = pack(ends, 0, int(ends[-1]), 1_024)
     assert packed.filled.sum() / (packed.first.size * 1_024) > 0.999
+
+
+def test_too_many_chunks_are_refused(tmp_path):
+    manifest = write_token_data(tmp_path, [[[1, 2, 3, 4]] * 40])
+    source = dataclasses.replace(manifest.sources[0], tokens=10**6, chunk_tokens=8)
+    with pytest.raises(ConfigError, match="has 125,000 chunks of 8 tokens"):
+        write_packing(tmp_path, source, 4, np.arange(1, 10**6))

@@ -24,10 +24,13 @@ from pathlib import Path
 import numpy as np
 
 from headway.base.digests import digest_json
+from headway.base.errors import ConfigError
 from headway.data.facts import TableWriter
 from headway.data.manifest import Packing, SourceEntry
 from headway.data.positions import SourceShape
 
+MOST_CHUNKS = 65_536
+"""The number of bins of each stands in the Spec."""
 VERSION = 1
 """Raised when the same documents would be packed otherwise."""
 
@@ -135,6 +138,12 @@ def write_packing(root: Path, source: SourceEntry, capacity: int, ends: np.ndarr
     chunk's documents."""
     directory = Path(source.ends.file).parent
     shape = SourceShape("", source.tokens, source.chunk_tokens)
+    if shape.slots > MOST_CHUNKS:
+        raise ConfigError(
+            f"source {source.name} has {shape.slots:,} chunks of {shape.chunk_tokens:,} tokens",
+            f"best fit packs sources of at most {MOST_CHUNKS:,} chunks",
+            "build the data with a larger data.chunk, or without it, in another directory",
+        )
     per_chunk, bins_before, pieces_before = [], 0, 0
     rows, pieces = (_new(root, f"{directory}/packing-{capacity}.{kind}") for kind in ("bins", "pieces"))
     for first, last in chunk_borders(shape):
