@@ -2,10 +2,12 @@
 
 import numpy as np
 import pytest
+from data_helpers import write_token_data
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headway.data.packing import best_fit, pack, pieces
+from headway.data import plans
+from headway.data.packing import best_fit, pack, pieces, write_packing
 
 
 def plain_best_fit(tokens: list[int], capacity: int) -> list[int]:
@@ -69,3 +71,21 @@ def test_padding_is_small_on_documents_of_many_lengths(mean: int) -> None:
     ends = np.cumsum(sizes)
     packed = pack(ends, 0, int(ends[-1]), 1_024)
     assert packed.filled.sum() / (packed.first.size * 1_024) > 0.999
+
+
+def test_a_plan_is_walked_block_by_block(tmp_path, monkeypatch) -> None:
+    """Bins that touch tokens are those that their pieces say, whatever block rows lie in; no more rows are held than one has."""
+    sizes = np.random.default_rng(3).integers(1, 90, 120).tolist()
+    source = write_token_data(tmp_path, [[[1] * n for n in sizes]], shard_bytes=2**20).sources[0]
+    packing = write_packing(tmp_path, source, 32, np.cumsum([n + 1 for n in sizes]))
+    plan, bins = plans.Plan(tmp_path, packing), sum(packing.bins)
+    read = [list(zip(found.start.tolist(), found.tokens.tolist())) for found in (plan.pieces(np.array([b])) for b in range(bins))]
+    monkeypatch.setattr(plans, "_BLOCK_ROWS", 7)
+    rows, most = plans._Rows.rows, []
+    monkeypatch.setattr(plans._Rows, "rows", lambda self, index: most.append(index.size) or rows(self, index))
+    for first in range(0, source.tokens, 13):
+        wanted = tuple(b for b in range(bins) if any(s < first + 9 and s + n >= first for s, n in read[b]))
+        assert plan.touching(first, first + 9) == wanted
+    plan.verify_all()
+    assert max(most) == 7
+    assert plan.touching(source.tokens + 99, source.tokens + 100) == ()

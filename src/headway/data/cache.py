@@ -12,7 +12,8 @@ read within its visit, and most of them by its first few batches: ranges of bloc
 Who reads a shard has it mapped and holds a shared lock (``flock``) on it, which the kernel ends with the process: nothing that
 is read is evicted, and a killed process leaves no lock, at most a .part that the next one overwrites and an empty file in locks.
 Who waits for a shard waits for that file and never for the .part, which becomes the shard that others read for long. What nobody
-reads goes in the order of its last use. No fsync: a file that a power cut left torn does not have its digests, and is fetched again.
+reads goes in the order of its last use. No fsync: a file that a power cut left torn does not have its digests, and is fetched
+again.
 
 The disk must be local: locks and mappings of a network filesystem are another matter.
 """
