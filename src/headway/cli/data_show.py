@@ -137,7 +137,7 @@ def opened_run(place: Path, segment: int | None, cache: Path | None = None) -> O
     run = RunDirectory.open(place)
     spec, member = run.spec(), _segment_of(run, segment)
     options = CacheOptions(cache) if cache else CacheOptions.of(deployment_of(run))
-    data = open_place(run.info()["data"], options, provenance=True)
+    data = open_place(run.info()["data"], options)
     stream = Stream.of_segment(spec, member) if member else Stream(spec)
     return Opened(Show(stream, data, frozen_manifest(data.directory, spec)), f"run {place}", member.id if member else None)
 
@@ -178,7 +178,7 @@ def opened_data(where: str, recipe: str, overrides: list[str] | None, segment: i
             f"{place} is no data directory", f"built data has a {MANIFEST_FILE} in it", "name what headway data build wrote"
         )
     description = describe(recipe, overrides, None, runnable=False)
-    data = open_place(where, CacheOptions(cache), provenance=True)
+    data = open_place(where, CacheOptions(cache))
     manifest = DataManifest.load(data.directory) if data.shards else manifest_of(description, where)[1]
     return Opened(Show(Stream(freeze(description.loaded, manifest)), data, manifest), f"{where} with recipe {recipe}", None)
 

@@ -4,6 +4,7 @@
                  DIGEST-BYTES.part   one that is being fetched, locked so that it is not swept up
     CACHE/locks/DIGEST-BYTES         held by the process that fetches that shard, which removes it: the others wait for it
     CACHE/lock                       held while room is made, and while a shard gets its name
+    CACHE/sets/                      what is no shard (``place.py``): not under the bound
 
 The unit is a whole shard. The stream reads the windows of one chunk at a time in a random order, so every block of a chunk is
 read within its visit, and most of them by its first few batches: ranges of blocks would come in the same number of bytes, by

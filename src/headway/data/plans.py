@@ -11,6 +11,7 @@ import xxhash
 
 from headway.data.manifest import BLOCK_BYTES, Packing, TableFile
 from headway.data.mapped import damaged, map_file, read_plainly
+from headway.data.place import DataPlace
 
 _ROW_BYTES = 16
 _BLOCK_ROWS = BLOCK_BYTES // _ROW_BYTES
@@ -25,9 +26,10 @@ class Pieces(NamedTuple):
 
 
 class Plan:
-    """One source's packing for one sequence length, below ``root``."""
+    """One source's packing for one sequence length. Of data at a URL its files are fetched here, when a plan is first read."""
 
-    def __init__(self, root: Path, packing: Packing, verify: bool = True):
+    def __init__(self, place: DataPlace | Path, packing: Packing, verify: bool = True):
+        root = DataPlace.of(place).having(packing.rows, packing.pieces)
         self._bins, self._pieces = _Rows(root, packing.rows, verify), _Rows(root, packing.pieces, verify)
 
     def pieces(self, bins: np.ndarray) -> Pieces:

@@ -182,15 +182,18 @@ class Show:
         T = stage.sequence_length
         if not stage.packed:
             return [(Span(token, T, 0),) for token in positions.token.tolist()]
-        found = []
+        found, plans = [], {k: self._plan(k, T) for k in np.unique(positions.source).tolist()}
         for source, bin in zip(positions.source.tolist(), positions.token.tolist()):
-            packing = self.manifest.sources[source].packing(T)
-            assert packing is not None, (source, T)
-            pieces = Plan(self.directory, packing).pieces(np.array([bin]))
+            pieces = plans[source].pieces(np.array([bin]))
             columns = np.cumsum(pieces.tokens) - pieces.tokens
             rows = zip(pieces.start.tolist(), pieces.tokens.tolist(), columns.tolist())
             found.append(tuple(Span(*row) for row in rows))
         return found
+
+    def _plan(self, source: int, T: int) -> Plan:
+        packing = self.manifest.sources[source].packing(T)
+        assert packing is not None, (source, T)
+        return Plan(self.place, packing)
 
     def _window_place(self, stage: int, positions: Positions, at: int, first_token: int) -> WindowPlace:
         T, source, epoch = self.spec.stages[stage].sequence_length, int(positions.source[at]), int(positions.epoch[at])

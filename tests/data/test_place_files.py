@@ -1,0 +1,110 @@
+"""What opening data at a URL fetches, and what only comes when it is asked for: plans, tokenizers, facts of documents."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from data_helpers import small_recipe, write_words
+
+from headway.base.errors import EnvironmentFault
+from headway.checkpoint.convert import source as convert_source
+from headway.data.build import build_data
+from headway.data.facts import Table
+from headway.data.freeze import freeze
+from headway.data.inspect.show import Show
+from headway.data.manifest import MANIFEST_FILE, DataManifest
+from headway.data.place import CacheOptions, open_place, tokenizer_directory
+from headway.data.reader import TokenReader
+from headway.data.remote import Remote
+from headway.data.stream import Share, Stream
+from headway.data.tokenizer import TOKENIZER_FILE, Tokenizer
+from headway.recipe.schedules import Schedule
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory) -> tuple[Path, DataManifest, object]:
+    """One source with plans for sequences of 32 and of 64."""
+    root = tmp_path_factory.mktemp("places")
+    text = {"name": "text", "kind": "text-tree", "path": str(write_words(root / "text", 40, words=20))}
+    stages = [
+        {"name": f"packed{T}", "tokens": 10 * T, "sequence": T, "batch": 5 * T, "mixture": {"text": 1}, "packing": "best-fit"}
+        for T in (32, 64)
+    ]
+    recipe = small_recipe([text], stages=stages, held_out=200, chunk=512)
+    return root / "data", build_data(recipe, root / "data"), recipe
+
+
+def url(directory: Path) -> str:
+    return f"file://{directory}"
+
+
+def fetched(cache: Path) -> set[str]:
+    """Names of what is no shard."""
+    return {path.name for path in (cache / "sets").rglob("*") if path.is_file()}
+
+
+def test_a_plan_is_fetched_when_a_window_of_its_length_is_first_read(built, tmp_path):
+    directory, manifest, recipe = built
+    stream, stages = Stream(freeze(recipe, manifest)), freeze(recipe, manifest).stages
+    far, here = TokenReader(open_place(url(directory), CacheOptions(tmp_path)), manifest), TokenReader(directory, manifest)
+    assert fetched(tmp_path) == {MANIFEST_FILE, TOKENIZER_FILE, "documents.ends"}
+    want, got = (reader.stage_batch(stream.locate(1, np.arange(8)), stages[1]) for reader in (here, far))
+    assert np.array_equal(want.tokens_BT, got.tokens_BT)
+    assert {name for name in fetched(tmp_path) if "packing" in name} == {"packing-64.bins", "packing-64.pieces"}
+    far.verify_all()
+    assert "packing-32.bins" in fetched(tmp_path)
+
+
+def test_a_plan_that_is_gone_or_other_is_told(built, tmp_path):
+    directory, manifest, _ = built
+    shutil.copytree(directory, tmp_path / "data")
+    reader = TokenReader(open_place(url(tmp_path / "data"), CacheOptions(tmp_path / "cache")), manifest)
+    path = next((tmp_path / "data").glob("*/packing-64.bins"))
+    path.write_bytes(b"\1" + path.read_bytes()[1:])
+    with pytest.raises(EnvironmentFault, match=r"packing-64\.bins is not what the run was frozen with"):
+        reader.pieces(0, 0, 64)
+    path.unlink()
+    reader = TokenReader(open_place(url(tmp_path / "data"), CacheOptions(tmp_path / "other")), manifest)
+    with pytest.raises(EnvironmentFault, match=rf"{url(path)} is not there"):
+        reader.pieces(0, 0, 64)
+
+
+def test_show_reads_facts_from_the_url_and_keeps_none(built, tmp_path):
+    directory, manifest, recipe = built
+    spec = freeze(recipe, manifest)
+    share, place = Share(np.arange(4), 0), Schedule(spec).place(0)
+    far = open_place(url(directory), CacheOptions(tmp_path))
+    want, got = (Show(Stream(spec), where, manifest).sequences(place, share) for where in (directory, far))
+    assert want == got
+    assert all(piece.origin for sequence in got for piece in sequence.pieces)
+    assert not {"documents.facts", "documents.origins", "documents.index"} & fetched(tmp_path)
+
+
+def test_faults_of_facts_name_the_url(built, tmp_path):
+    directory, manifest, _ = built
+    shutil.copytree(directory, tmp_path / "data")
+    place = open_place(url(tmp_path / "data"), CacheOptions(tmp_path / "cache"))
+    file = manifest.sources[0].document_facts.training.origins.file
+    path = tmp_path / "data" / file
+    path.write_bytes(path.read_bytes().replace(b"text-", b"tex--"))
+    with pytest.raises(EnvironmentFault, match=rf"damaged: {url(tmp_path)}/data/{file} \(block 0\)"):
+        Table.of(place, manifest.sources[0])[0]
+    path.unlink()
+    with pytest.raises(EnvironmentFault, match=rf"{url(tmp_path)}/data/{file} is not there"):
+        Table.of(place, manifest.sources[0])[0]
+
+
+def test_a_conversion_fetches_the_tokenizer_alone(built, tmp_path, monkeypatch):
+    directory, manifest, recipe = built
+    monkeypatch.setattr(convert_source, "deployment_of", lambda run: {"cache": {"directory": str(tmp_path)}})
+    run = SimpleNamespace(info=lambda: {"data": url(directory)})
+    found = convert_source.Source(path=tmp_path, format="headway", run=run).tokenizer(freeze(recipe, manifest))
+    assert found.digest == manifest.tokenizer.digest
+    assert fetched(tmp_path) == {MANIFEST_FILE, TOKENIZER_FILE}
+    where = tokenizer_directory(directory)
+    assert Tokenizer.load(where / TOKENIZER_FILE, "<|document|>").digest == found.digest
+    assert Remote.open(url(directory)).size(TOKENIZER_FILE) == (where / TOKENIZER_FILE).stat().st_size
