@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 from pathlib import Path
 
 import pytest
@@ -42,6 +43,14 @@ def test_every_held_out_document_is_an_example(data, tmp_path, capsys):
         examples = list(read_examples(registry, one))
         held_out = [(text, origin) for source, held, text, origin, _ in documents if held and source == entry.name]
         assert [(e.text, e.id.partition(": ")[2]) for e in examples] == held_out
+
+
+def test_a_copy_without_facts_of_documents_is_registered_by_number(data, tmp_path):
+    shutil.copytree(
+        data, tmp_path / "copy", ignore=shutil.ignore_patterns("documents.facts", "documents.origins", "documents.index")
+    )
+    one, _ = register(tmp_path / "copy", tmp_path / "registry.json", version="1")
+    assert [example.id for example in read_examples(tmp_path / "registry.json", one)] == [str(n) for n in range(one.examples)]
 
 
 def test_another_build_leaves_out_what_repeats_them(data, tmp_path):
