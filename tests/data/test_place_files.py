@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,6 +13,8 @@ from data_helpers import small_recipe, write_words
 
 from headway.base.errors import EnvironmentFault
 from headway.checkpoint.convert import source as convert_source
+from headway.cli import data_mixture
+from headway.cli.main import run_guarded
 from headway.data.build import build_data
 from headway.data.facts import Table
 from headway.data.freeze import freeze
@@ -23,6 +26,7 @@ from headway.data.remote import Remote
 from headway.data.stream import Share, Stream
 from headway.data.tokenizer import TOKENIZER_FILE, Tokenizer
 from headway.recipe.schedules import Schedule
+from headway.rundir.layout import RunDirectory
 
 
 @pytest.fixture(scope="module")
@@ -108,3 +112,47 @@ def test_a_conversion_fetches_the_tokenizer_alone(built, tmp_path, monkeypatch):
     where = tokenizer_directory(directory)
     assert Tokenizer.load(where / TOKENIZER_FILE, "<|document|>").digest == found.digest
     assert Remote.open(url(directory)).size(TOKENIZER_FILE) == (where / TOKENIZER_FILE).stat().st_size
+
+
+RECIPE = """\
+kind = "recipe"
+name = "shown"
+tokenizer = {{ vocabulary = 300 }}
+model = {{ layers = 1, width = 8, heads = 1 }}
+optimizer = {{ peak_rate = 1e-3 }}
+evaluation = {{ every = "100k" }}
+[data]
+held_out = "100"
+sources = [{{ name = "a", kind = "text-tree", path = "{path}" }}]
+[[stages]]
+name = "main"
+tokens = "2k"
+sequence = 32
+batch = 64
+mixture = {{ a = 1 }}
+"""
+
+
+def test_verbs_keep_data_at_a_url_where_the_caller_or_the_deployment_says(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "default"))
+    Path("r.toml").write_text(RECIPE.format(path=write_words(tmp_path / "text", 20)))
+    assert run_guarded(["data", "build", "r.toml", "--workers", "1"]) == 0
+    data, deployed = url(tmp_path / "data/shown"), ["--set", "deployment.cache.directory=deployed"]
+    for place, options in (("own", ["--cache", "own"]), ("deployed", deployed), ("own", [*deployed, "--cache", "own"])):
+        for verb in (["mixture", "r.toml", "--data", data, "--documents"], ["show", data, "1", "--recipe", "r.toml"]):
+            capsys.readouterr()
+            assert run_guarded(["data", *verb, *options, "--json"]) == 0, capsys.readouterr().err
+            json.loads(capsys.readouterr().out)
+            assert {path.name for path in tmp_path.iterdir()} == {"text", "data", "r.toml", place}
+            shutil.rmtree(place)
+
+
+def test_the_mixture_of_a_run_is_read_through_the_cache_of_the_run(built, tmp_path, monkeypatch):
+    directory, manifest, recipe = built
+    info = {"data": url(directory), "deployment": {"cache": {"directory": "of-run", "size": None}}}
+    run = SimpleNamespace(spec=lambda: freeze(recipe, manifest), info=lambda: info, segments=tmp_path / "none")
+    monkeypatch.setattr(RunDirectory, "open", lambda root: run)
+    monkeypatch.setattr(data_mixture, "steps_done", lambda run: 0)
+    assert data_mixture.opened_run(tmp_path).cache == CacheOptions(Path("of-run"))
+    assert data_mixture.opened_run(tmp_path, Path("own")).cache == CacheOptions(Path("own"))
