@@ -25,7 +25,7 @@ from headway.data.cache import ShardCache, Traffic
 from headway.data.manifest import BLOCK_BYTES, MANIFEST_FILE, DataManifest
 from headway.data.place import CacheOptions, DataPlace, chunk_bytes, manifest_at, open_place
 from headway.data.reader import TokenReader
-from headway.data.remote import PAUSES_SECONDS, Remote
+from headway.data.remote import PAUSES_SECONDS, Remote, _check
 from headway.data.stream import Positions, Stream
 
 SHARD_BYTES = 256
@@ -422,6 +422,14 @@ def test_a_full_disk_says_which_keys_help(built, tmp_path, monkeypatch):
         "ftp://x/y",
         "S3://b/x",
         "s3://user:secret@b/x",
+        "s3://user:se/secret@b/x",
+        "s3://b/x?versionId=secret",
+        "https://secret@host/x",
+        "https://host/x?sig=secret",
+        "abfs://container:secret@account.dfs.core.windows.net/x",
+        "ftp://user:secret@host/x",
+        "zip://x.zip::https://user:secret@host/x",
+        "https://user:secret\u2100@host/x",
         "http://[x",
     ],
 )
@@ -430,6 +438,11 @@ def test_places_that_are_not_a_storage_are_refused_and_secrets_are_not_told(bad,
         open_place(bad, CacheOptions(tmp_path))
     assert "secret" not in str(refused.value).replace("not a secret", "")
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("good", ["abfs://container@account.dfs.core.windows.net/x", "https://host:8080/a@b", "file:///a?b@c"])
+def test_what_only_looks_like_a_secret_is_a_place(good):
+    _check(good)
 
 
 def test_a_manifest_names_no_file_outside_its_directory(built, tmp_path):
