@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
+import gc
 import json
+import os
 import shutil
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -19,6 +23,7 @@ from headway.data.build import build_data
 from headway.data.facts import Table
 from headway.data.freeze import freeze
 from headway.data.inspect.show import Show
+from headway.data.kept_sets import USED_FILE
 from headway.data.manifest import MANIFEST_FILE, DataManifest
 from headway.data.place import CacheOptions, open_place, tokenizer_directory
 from headway.data.reader import TokenReader
@@ -48,7 +53,7 @@ def url(directory: Path) -> str:
 
 def fetched(cache: Path) -> set[str]:
     """Names of what is no shard."""
-    return {path.name for path in (cache / "sets").rglob("*") if path.is_file()}
+    return {path.name for path in (cache / "sets").rglob("*") if path.is_file() and path.name != USED_FILE}
 
 
 def test_a_plan_is_fetched_when_a_window_of_its_length_is_first_read(built, tmp_path):
@@ -75,6 +80,33 @@ def test_a_plan_that_is_gone_or_other_is_told(built, tmp_path):
     reader = TokenReader(open_place(url(tmp_path / "data"), CacheOptions(tmp_path / "other")), manifest)
     with pytest.raises(EnvironmentFault, match=rf"{url(path)} is not there"):
         reader.pieces(0, 0, 64)
+
+
+def test_what_is_no_shard_goes_when_nobody_used_it_for_long(built, tmp_path):
+    directory, manifest, _ = built
+    shutil.copytree(directory, tmp_path / "other")
+    dataclasses.replace(manifest, name="other").save(tmp_path / "other")
+    cache = CacheOptions(tmp_path / "cache")
+
+    def reopened() -> bool:
+        """After 31 days, others open other data: whether the directory is there still."""
+        made = next(p for p in (tmp_path / "cache/sets").glob("[!.]*") if DataManifest.load(p).name == "small")
+        then = time.time() - 31 * 24 * 3600
+        os.utime(made / USED_FILE, (then, then))
+        open_place(url(tmp_path / "other"), cache)
+        return made.is_dir()
+
+    reader = TokenReader(open_place(url(directory), cache), manifest)
+    assert reopened(), "a run that reads it may last longer"
+    want = TokenReader(directory, manifest).pieces(0, 0, 64)
+    assert np.array_equal(reader.pieces(0, 0, 64), want)
+    del reader
+    gc.collect()
+    open_place(url(directory), cache)
+    (tmp_path / "cache/sets/.left.tmp/00").mkdir(parents=True)  # by a process that was killed in the middle
+    assert not reopened()
+    assert [DataManifest.load(p).name for p in (tmp_path / "cache/sets").iterdir()] == ["other"]
+    assert np.array_equal(TokenReader(open_place(url(directory), cache), manifest).pieces(0, 0, 64), want)
 
 
 def test_show_reads_facts_from_the_url_and_keeps_none(built, tmp_path):

@@ -4,7 +4,7 @@
                  DIGEST-BYTES.part   one that is being fetched, locked so that it is not swept up
     CACHE/locks/DIGEST-BYTES         held by the process that fetches that shard, which removes it: the others wait for it
     CACHE/lock                       held while room is made, and while a shard gets its name
-    CACHE/sets/                      what is no shard (``place.py``): not under the bound
+    CACHE/sets/                      what is no shard (``place.py``): not under the bound, swept when it is unused for long
 
 The unit is a whole shard. The stream reads the windows of one chunk at a time in a random order, so every block of a chunk is
 read within its visit, and most of them by its first few batches: ranges of blocks would come in the same number of bytes, by
@@ -242,7 +242,7 @@ def _own(path: Path) -> Iterator[int]:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
-            if _is_named(descriptor, path):
+            if is_named(descriptor, path):
                 break
         except BaseException:
             os.close(descriptor)
@@ -251,12 +251,13 @@ def _own(path: Path) -> Iterator[int]:
     try:
         yield descriptor
     finally:
-        if _is_named(descriptor, path):
+        if is_named(descriptor, path):
             path.unlink()
         os.close(descriptor)
 
 
-def _is_named(descriptor: int, path: Path) -> bool:
+def is_named(descriptor: int, path: Path) -> bool:
+    """Whether it is the file that has that name: not one that was removed or renamed."""
     with contextlib.suppress(FileNotFoundError):
         return os.path.samestat(os.stat(path), os.fstat(descriptor))
     return False

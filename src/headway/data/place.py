@@ -6,8 +6,8 @@
 
 The manifest is read anew at every opening, so that data that was replaced is noticed; what it names is taken by content. The
 bound is checked against it: the cache holds the current chunk of every source, one coming chunk, and what evaluations read. The
-bound is of shards alone: CACHE/sets has 8 bytes a document, and 16 a piece and bin of the plans that were read, of every manifest
-that was ever opened, and nothing is taken out of it. A directory there may be removed when no process reads that data.
+bound is of shards alone: CACHE/sets has, of every manifest that was opened, 8 bytes a document, and 16 a bin and a piece of the
+plans that were read; what nobody used for 30 days goes when other data is opened (``kept_sets.py``).
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from headway.base.errors import ConfigError, EnvironmentFault, from_os_error
 from headway.base.files import make_directory, unique_sibling, write_atomic
 from headway.base.units import format_bytes
 from headway.data.cache import ShardCache
+from headway.data.kept_sets import KeptSet, sweep
 from headway.data.manifest import DTYPES, MANIFEST_FILE, REPORT_FILE, DataManifest, ShardEntry, SourceEntry, TableFile
 from headway.data.remote import Remote, is_url, missing
 
@@ -56,6 +57,7 @@ class RemoteShards:
 
     remote: Remote
     cache: ShardCache
+    kept: KeptSet  # for as long as the place is used
 
 
 @dataclass(frozen=True)
@@ -89,8 +91,8 @@ def manifest_at(where: str | Path, options: CacheOptions | None = None, remote: 
     if not is_url(where):
         return DataManifest.load(Path(where))
     options = options or CacheOptions()
-    directory = _manifest(remote or Remote.open(str(where)), options.root / "sets")
-    manifest = DataManifest.load(directory)
+    kept = _manifest(remote or Remote.open(str(where)), options.root / "sets")
+    manifest = DataManifest.load(kept.path)
     _bound(manifest, options.bound_bytes)
     return manifest
 
@@ -100,9 +102,9 @@ def tokenizer_directory(where: str | Path, options: CacheOptions | None = None, 
     if not is_url(where):
         return Path(where)
     remote = remote or Remote.open(str(where))
-    directory = _manifest(remote, (options or CacheOptions()).root / "sets")
-    _small_files(remote, directory, [_tokenizer(DataManifest.load(directory))])
-    return directory
+    kept = _manifest(remote, (options or CacheOptions()).root / "sets")
+    _small_files(remote, kept.path, [_tokenizer(DataManifest.load(kept.path))])
+    return kept.path
 
 
 def open_place(where: str | Path, options: CacheOptions | None = None, remote: Remote | None = None) -> DataPlace:
@@ -110,15 +112,16 @@ def open_place(where: str | Path, options: CacheOptions | None = None, remote: R
     if not is_url(where):
         return DataPlace(str(where), Path(where))
     options, remote = options or CacheOptions(), remote or Remote.open(str(where))
-    directory = _manifest(remote, options.root / "sets")
-    manifest = DataManifest.load(directory)
+    kept = _manifest(remote, options.root / "sets")
+    manifest = DataManifest.load(kept.path)
     bound_bytes = _bound(manifest, options.bound_bytes)
-    _small_files(remote, directory, list(_named(manifest)))
+    sweep(options.root / "sets")
+    _small_files(remote, kept.path, list(_named(manifest)))
     cache = ShardCache(options.root, bound_bytes)
-    return DataPlace(str(where), directory, RemoteShards(remote, cache))
+    return DataPlace(str(where), kept.path, RemoteShards(remote, cache, kept))
 
 
-def _manifest(remote: Remote, sets: Path) -> Path:
+def _manifest(remote: Remote, sets: Path) -> KeptSet:
     """The directory, named by the manifest's bytes, that holds it."""
     try:
         written = remote.get(MANIFEST_FILE)
@@ -128,10 +131,10 @@ def _manifest(remote: Remote, sets: Path) -> Path:
             f"built data has a {MANIFEST_FILE} in it",
             "name the place that holds what headway data build wrote",
         ) from error
-    directory = make_directory(sets / digest_bytes(written).rpartition(":")[2][:32], "cache for data")
-    if not _is_whole(directory / MANIFEST_FILE, digest_bytes(written)):
-        write_atomic(directory / MANIFEST_FILE, written)
-    return directory
+    kept = KeptSet(sets / digest_bytes(written).rpartition(":")[2][:32])
+    if not _is_whole(kept.path / MANIFEST_FILE, digest_bytes(written)):
+        write_atomic(kept.path / MANIFEST_FILE, written)
+    return kept
 
 
 def _small_files(remote: Remote, directory: Path, files: list[_Named]) -> None:
