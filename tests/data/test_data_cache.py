@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -24,7 +25,7 @@ from headway.data.cache import ShardCache, Traffic
 from headway.data.manifest import BLOCK_BYTES, MANIFEST_FILE, DataManifest
 from headway.data.place import CacheOptions, DataPlace, chunk_bytes, manifest_at, open_place
 from headway.data.reader import TokenReader
-from headway.data.remote import PAUSES_SECONDS, Remote
+from headway.data.remote import PAUSES_SECONDS, Remote, _check
 from headway.data.stream import Positions, Stream
 
 SHARD_BYTES = 256
@@ -210,6 +211,41 @@ def test_what_is_read_is_never_evicted_and_what_is_not_goes_by_use(built, tmp_pa
     assert [one.bytes.tobytes() for one in held] == contents[1:]
 
 
+def test_who_waits_for_a_fetch_gets_through_while_the_fetcher_reads(built, tmp_path, monkeypatch):
+    """A mapping lasts for a chunk, which may be hours."""
+    directory, manifest = built
+    flock, entered, done = fcntl.flock, threading.Semaphore(0), []
+
+    def counted(descriptor, operation):
+        if threading.current_thread() in waiters and operation == fcntl.LOCK_EX:
+            entered.release()
+        flock(descriptor, operation)
+
+    def work(shard):
+        done.append(cache.fetch_ahead(Remote.open(url(directory)), shard, SHARD_BYTES, Traffic()))
+
+    class Slow(Remote):
+        def pieces(self, name, total_bytes):
+            for waiter in waiters:
+                waiter.start()
+                assert entered.acquire(timeout=60)
+            yield from super().pieces(name, total_bytes)
+
+    cache = ShardCache(tmp_path, 2**30)
+    monkeypatch.setattr(fcntl, "flock", counted)
+    remote = Remote.open(url(directory))
+    slow, held = Slow(remote._fs, remote._root, remote.url), []
+    for shard in manifest.sources[0].shards[:8]:
+        waiters = [threading.Thread(target=work, args=(shard,), daemon=True) for _ in range(4)]
+        held.append(cache.hold(slow, shard, SHARD_BYTES, Traffic()))
+        for waiter in waiters:
+            waiter.join(20)
+            assert not waiter.is_alive()
+    assert done == [True] * 32
+    assert not list((tmp_path / "locks").iterdir())
+    assert not list((tmp_path / "shards").glob("*.part"))
+
+
 # --- faults ---------------------------------------------------------------------------------------------------------------
 
 
@@ -230,11 +266,28 @@ def test_D9_a_cached_file_that_is_damaged_is_fetched_again(big, tmp_path):
         assert reader.traffic()["source0"]["fetched_bytes"] == 0
 
 
-def flip_bit(path: Path) -> None:
+@pytest.mark.parametrize("reads", [[[1], [0]], [[0, 1]]])
+def test_D9_what_was_verified_in_one_copy_is_not_in_another(big, tmp_path, reads):
+    """Block 0 is whole in the file that is mapped, and not in the one that another process puts in its place."""
+    directory, manifest = big
+    token, here = np.array([10, BLOCK_BYTES // 2 + 900]), TokenReader(directory, manifest)
+    reader = TokenReader(open_place(url(directory), CacheOptions(tmp_path / "cache")), manifest)
+    reader.window_batch(at([0], [10]), 64)
+    (cached,) = shards_in(tmp_path / "cache")
+    shutil.copy(cached, tmp_path / "other")
+    flip_bit(tmp_path / "other", 24)
+    os.replace(tmp_path / "other", cached)
+    for blocks in reads:
+        there = at([0] * len(blocks), token[blocks].tolist())
+        assert np.array_equal(reader.window_batch(there, 64).tokens_BT, here.window_batch(there, 64).tokens_BT)
+    assert reader.traffic()["source0"]["refetches"] == 1
+
+
+def flip_bit(path: Path, at_byte: int = BLOCK_BYTES + 700) -> None:
     with path.open("r+b") as file:
-        file.seek(BLOCK_BYTES + 700)
+        file.seek(at_byte)
         byte = file.read(1)[0]
-        file.seek(BLOCK_BYTES + 700)
+        file.seek(at_byte)
         file.write(bytes([byte ^ 4]))
 
 
@@ -369,6 +422,14 @@ def test_a_full_disk_says_which_keys_help(built, tmp_path, monkeypatch):
         "ftp://x/y",
         "S3://b/x",
         "s3://user:secret@b/x",
+        "s3://user:se/secret@b/x",
+        "s3://b/x?versionId=secret",
+        "https://secret@host/x",
+        "https://host/x?sig=secret",
+        "abfs://container:secret@account.dfs.core.windows.net/x",
+        "ftp://user:secret@host/x",
+        "zip://x.zip::https://user:secret@host/x",
+        "https://user:secret\u2100@host/x",
         "http://[x",
     ],
 )
@@ -377,6 +438,11 @@ def test_places_that_are_not_a_storage_are_refused_and_secrets_are_not_told(bad,
         open_place(bad, CacheOptions(tmp_path))
     assert "secret" not in str(refused.value).replace("not a secret", "")
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("good", ["abfs://container@account.dfs.core.windows.net/x", "https://host:8080/a@b", "file:///a?b@c"])
+def test_what_only_looks_like_a_secret_is_a_place(good):
+    _check(good)
 
 
 def test_a_manifest_names_no_file_outside_its_directory(built, tmp_path):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
+import threading
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,7 @@ from test_document_facts import build, documents_of, write_facts
 from headway.base.digests import digest_file
 from headway.base.errors import ConfigError
 from headway.cli.main import run_guarded
+from headway.data import registry as registry_module
 from headway.data.build import build_data
 from headway.data.held_out_sets import register
 from headway.data.manifest import DataManifest
@@ -42,6 +45,14 @@ def test_every_held_out_document_is_an_example(data, tmp_path, capsys):
         examples = list(read_examples(registry, one))
         held_out = [(text, origin) for source, held, text, origin, _ in documents if held and source == entry.name]
         assert [(e.text, e.id.partition(": ")[2]) for e in examples] == held_out
+
+
+def test_a_copy_without_facts_of_documents_is_registered_by_number(data, tmp_path):
+    shutil.copytree(
+        data, tmp_path / "copy", ignore=shutil.ignore_patterns("documents.facts", "documents.origins", "documents.index")
+    )
+    one, _ = register(tmp_path / "copy", tmp_path / "registry.json", version="1")
+    assert [example.id for example in read_examples(tmp_path / "registry.json", one)] == [str(n) for n in range(one.examples)]
 
 
 def test_another_build_leaves_out_what_repeats_them(data, tmp_path):
@@ -79,6 +90,25 @@ def test_a_version_never_changes_and_a_new_one_takes_its_place(tmp_path):
     assert two.file != three.file
     assert load_registry(path).sets == (two, three)
     assert [e.text for s in (two, three) for e in read_examples(path, s)] == ["other", "third"]
+
+
+def test_sets_that_are_registered_at_once_are_all_there(tmp_path, monkeypatch):
+    """The second one begins when the first has read the registry and not yet written it."""
+    path, load, began = tmp_path / "registry.json", registry_module.load_registry, []
+    add_set(path, "zero", "1", [Example("1", "text")])
+    second = threading.Thread(target=lambda: add_set(path, "two", "1", [Example("1", "text")]))
+
+    def slow(where):
+        found = load(where)
+        if not began:
+            began.append(second.start())
+            second.join(0.2)  # it waits for the first; without a lock it would be done
+        return found
+
+    monkeypatch.setattr(registry_module, "load_registry", slow)
+    add_set(path, "one", "1", [Example("1", "text")])
+    second.join()
+    assert [s.name for s in load(path).sets] == ["zero", "one", "two"]
 
 
 def test_data_without_held_out_text_is_refused(tmp_path):

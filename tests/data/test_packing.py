@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headway.base.errors import ConfigError
+from headway.data import plans
 from headway.data.packing import best_fit, pack, pieces, write_packing
 
 
@@ -80,3 +81,21 @@ def test_too_many_chunks_are_refused(tmp_path):
     source = dataclasses.replace(manifest.sources[0], tokens=10**6, chunk_tokens=8)
     with pytest.raises(ConfigError, match="has 125,000 chunks of 8 tokens"):
         write_packing(tmp_path, source, 4, np.arange(1, 10**6))
+
+
+def test_a_plan_is_walked_block_by_block(tmp_path, monkeypatch) -> None:
+    """Bins that touch tokens are those that their pieces say, whatever block rows lie in; no more rows are held than one has."""
+    sizes = np.random.default_rng(3).integers(1, 90, 120).tolist()
+    source = write_token_data(tmp_path, [[[1] * n for n in sizes]], shard_bytes=2**20).sources[0]
+    packing = write_packing(tmp_path, source, 32, np.cumsum([n + 1 for n in sizes]))
+    plan, bins = plans.Plan(tmp_path, packing), sum(packing.bins)
+    read = [list(zip(found.start.tolist(), found.tokens.tolist())) for found in (plan.pieces(np.array([b])) for b in range(bins))]
+    monkeypatch.setattr(plans, "_BLOCK_ROWS", 7)
+    rows, most = plans._Rows.rows, []
+    monkeypatch.setattr(plans._Rows, "rows", lambda self, index: most.append(index.size) or rows(self, index))
+    for first in range(0, source.tokens, 13):
+        wanted = tuple(b for b in range(bins) if any(s < first + 9 and s + n >= first for s, n in read[b]))
+        assert plan.touching(first, first + 9) == wanted
+    plan.verify_all()
+    assert max(most) == 7
+    assert plan.touching(source.tokens + 99, source.tokens + 100) == ()

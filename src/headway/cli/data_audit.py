@@ -72,7 +72,7 @@ def measured(where: str, sample: int, cache: Path | None, *, show_progress: bool
         sys.stderr.flush()
 
     try:
-        return audit(open_place(where, CacheOptions(cache), provenance=True), sample, tell if show_progress else None)
+        return audit(open_place(where, CacheOptions(cache)), sample, tell if show_progress else None)
     finally:
         if show_progress:
             sys.stderr.write("\r\x1b[K")

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from headway.base.errors import ConfigError
-from headway.cli.options import DataOption, Json, Overrides
+from headway.cli.options import CacheOption, DataOption, Json, Overrides
 
 SAME = 5e-6
 """Shares that differ by less are printed alike."""
@@ -34,6 +34,7 @@ def mixture(
         ),
     ] = False,
     data: DataOption = None,
+    cache: CacheOption = None,
     overrides: Overrides = None,
     json: Json = False,
 ) -> None:
@@ -44,7 +45,8 @@ def mixture(
     """
     from headway.cli.output import print_json, say
 
-    opened = opened_run(Path(recipe)) if (Path(recipe) / "run.json").is_file() else opened_recipe(recipe, overrides, data)
+    is_run = (Path(recipe) / "run.json").is_file()
+    opened = opened_run(Path(recipe), cache) if is_run else opened_recipe(recipe, overrides, data, cache)
     if opened.done is not None and (overrides or data is not None):
         raise ConfigError("--set or --data with a run", "a run has its own spec and data, which nothing changes", "leave it out")
     found = reported(opened, steps, documents)
@@ -57,25 +59,28 @@ def mixture(
 
 @dataclass(frozen=True)
 class Opened:
-    """``stream`` None: the data is not built. ``done``: steps of a run so far; None: no run."""
+    """``stream`` None: the data is not built. ``done``: steps of a run so far; None: no run. ``cache``: place.CacheOptions."""
 
     where: str
     spec: Any
     stream: Any
     data: str | None  # a directory or a URL
     done: int | None
+    cache: Any
 
 
-def opened_run(place: Path) -> Opened:
+def opened_run(place: Path, cache: Path | None = None) -> Opened:
     """The newest segment's records: they leave what came before them as it was."""
+    from headway.data.place import CacheOptions
     from headway.data.stream import Stream
     from headway.rundir.layout import RunDirectory
-    from headway.rundir.segments import read_segments
+    from headway.rundir.segments import deployment_of, read_segments
 
     run = RunDirectory.open(place)
     spec, segments = run.spec(), read_segments(run)
     stream = Stream.of_segment(spec, segments[-1]) if segments else Stream(spec)
-    return Opened(f"run {place}", spec, stream, run.info()["data"], steps_done(run))
+    options = CacheOptions(cache) if cache else CacheOptions.of(deployment_of(run))
+    return Opened(f"run {place}", spec, stream, run.info()["data"], steps_done(run), options)
 
 
 def steps_done(run: Any) -> int:
@@ -89,14 +94,15 @@ def steps_done(run: Any) -> int:
     return min(max(done, default=chain[-1].restored_step if chain else 0), Schedule(run.spec()).total_steps)
 
 
-def opened_recipe(recipe: str, overrides: list[str] | None, data: str | None) -> Opened:
-    from headway.cli.describe import default_data, describe, spec_of
+def opened_recipe(recipe: str, overrides: list[str] | None, data: str | None, cache: Path | None = None) -> Opened:
+    from headway.cli.describe import cache_of, default_data, describe, spec_of
     from headway.data.stream import Stream
 
     description = describe(recipe, overrides, None, runnable=False)
-    spec = spec_of(description, data)
+    spec = spec_of(description, data, cache)
     where = None if spec.is_draft else str(data or default_data(description))
-    return Opened(f"recipe {description.recipe.name}", spec, None if spec.is_draft else Stream(spec), where, None)
+    stream = None if spec.is_draft else Stream(spec)
+    return Opened(f"recipe {description.recipe.name}", spec, stream, where, None, cache_of(description, cache))
 
 
 def reported(opened: Opened, steps: str | None, documents: bool) -> Any:
@@ -117,7 +123,7 @@ def reported(opened: Opened, steps: str | None, documents: bool) -> Any:
         )
     count = None
     if documents and opened.data is not None:
-        count = TokenReader.open(open_place(opened.data), opened.spec).documents_begun
+        count = TokenReader.open(open_place(opened.data, opened.cache), opened.spec).documents_begun
     return report(opened.spec, opened.stream, wanted, count, opened.done)
 
 

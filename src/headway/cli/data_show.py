@@ -137,7 +137,7 @@ def opened_run(place: Path, segment: int | None, cache: Path | None = None) -> O
     run = RunDirectory.open(place)
     spec, member = run.spec(), _segment_of(run, segment)
     options = CacheOptions(cache) if cache else CacheOptions.of(deployment_of(run))
-    data = open_place(run.info()["data"], options, provenance=True)
+    data = open_place(run.info()["data"], options)
     stream = Stream.of_segment(spec, member) if member else Stream(spec)
     return Opened(Show(stream, data, frozen_manifest(data.directory, spec)), f"run {place}", member.id if member else None)
 
@@ -160,11 +160,11 @@ def _segment_of(run: Any, wanted: int | None) -> Any:
 
 def opened_data(where: str, recipe: str, overrides: list[str] | None, segment: int | None, cache: Path | None = None) -> Opened:
     """The stream that a recipe would have over built data; it has no skip records yet."""
-    from headway.cli.describe import describe, manifest_of
+    from headway.cli.describe import cache_of, describe, manifest_of
     from headway.data.freeze import freeze
     from headway.data.inspect.show import Show
     from headway.data.manifest import MANIFEST_FILE, DataManifest
-    from headway.data.place import CacheOptions, open_place
+    from headway.data.place import open_place
     from headway.data.remote import is_url
     from headway.data.stream import Stream
 
@@ -178,7 +178,7 @@ def opened_data(where: str, recipe: str, overrides: list[str] | None, segment: i
             f"{place} is no data directory", f"built data has a {MANIFEST_FILE} in it", "name what headway data build wrote"
         )
     description = describe(recipe, overrides, None, runnable=False)
-    data = open_place(where, CacheOptions(cache), provenance=True)
+    data = open_place(where, cache_of(description, cache))
     manifest = DataManifest.load(data.directory) if data.shards else manifest_of(description, where)[1]
     return Opened(Show(Stream(freeze(description.loaded, manifest)), data, manifest), f"{where} with recipe {recipe}", None)
 

@@ -86,15 +86,15 @@ def is_there(where: Path | str) -> bool:
     return isinstance(where, str) or where.is_dir()
 
 
-def manifest_of(description: Description, data: str | Path | None) -> tuple[Path | str, Any]:
+def manifest_of(description: Description, data: str | Path | None, cache: Path | None = None) -> tuple[Path | str, Any]:
     """The data directory (a Path) or URL, and its manifest; a clear error where it has not been built."""
     from headway.data.manifest import MANIFEST_FILE, DataManifest
-    from headway.data.place import CacheOptions, manifest_at
+    from headway.data.place import manifest_at
     from headway.recipe.load import name_in_commands
 
     directory = local_or_url(data) if data is not None else default_data(description)
     if isinstance(directory, str):
-        return directory, manifest_at(directory, CacheOptions.of(description.deployment.model_dump(mode="json")))
+        return directory, manifest_at(directory, cache_of(description, cache))
     if data is not None and directory.exists() and not (directory / MANIFEST_FILE).exists():
         rule = f"built data has a {MANIFEST_FILE} in it"
         raise ConfigError(f"{directory} is no data directory", rule, "name the directory that headway data build wrote", "--data")
@@ -108,7 +108,14 @@ def manifest_of(description: Description, data: str | Path | None) -> tuple[Path
     return directory, DataManifest.load(directory)
 
 
-def spec_of(description: Description, data: str | Path | None) -> Any:
+def cache_of(description: Description, cache: Path | None) -> Any:
+    """Where shards of data at a URL are kept: in ``cache``, else as the deployment says."""
+    from headway.data.place import CacheOptions
+
+    return CacheOptions(cache) if cache else CacheOptions.of(description.deployment.model_dump(mode="json"))
+
+
+def spec_of(description: Description, data: str | Path | None, cache: Path | None = None) -> Any:
     """The frozen Spec where the data is there, else a draft that can be planned."""
     from headway.recipe.mixture_rules import refuse_unsized
     from headway.recipe.resolve import resolve
@@ -119,4 +126,4 @@ def spec_of(description: Description, data: str | Path | None) -> Any:
         return draft
     from headway.data.freeze import freeze
 
-    return freeze(description.loaded, manifest_of(description, data)[1])
+    return freeze(description.loaded, manifest_of(description, data, cache)[1])

@@ -1,16 +1,20 @@
 """Shards of data that lies elsewhere, on this machine while they are read: a directory with a bound, shared by processes.
 
     CACHE/shards/DIGEST-BYTES.bin    a shard, under the name of its content: runs over the same data share it
-                 DIGEST-BYTES.part   one that is being fetched, locked by the process that fetches it
+                 DIGEST-BYTES.part   one that is being fetched, locked so that it is not swept up
+    CACHE/locks/DIGEST-BYTES         held by the process that fetches that shard, which removes it: the others wait for it
     CACHE/lock                       held while room is made, and while a shard gets its name
+    CACHE/sets/                      what is no shard (``place.py``): not under the bound, swept when it is unused for long
 
 The unit is a whole shard. The stream reads the windows of one chunk at a time in a random order, so every block of a chunk is
 read within its visit, and most of them by its first few batches: ranges of blocks would come in the same number of bytes, by
 64 times as many requests, while the step waits. A shard that is there whole can be proven, renamed and evicted at once.
 
 Who reads a shard has it mapped and holds a shared lock (``flock``) on it, which the kernel ends with the process: nothing that
-is read is evicted, and a killed process leaves no lock, at most a .part that the next one overwrites. What nobody reads goes in
-the order of its last use. No fsync: a file that a power cut left torn does not have its digests, and is fetched again.
+is read is evicted, and a killed process leaves no lock, at most a .part that the next one overwrites and an empty file in locks.
+Who waits for a shard waits for that file and never for the .part, which becomes the shard that others read for long. What nobody
+reads goes in the order of its last use. No fsync: a file that a power cut left torn does not have its digests, and is fetched
+again.
 
 The disk must be local: locks and mappings of a network filesystem are another matter.
 """
@@ -79,6 +83,7 @@ class ShardCache:
     def __init__(self, directory: Path, bound_bytes: int, clock: Clock | None = None):
         self.directory, self.bound_bytes = Path(directory), bound_bytes
         self._shards = make_directory(self.directory / "shards", "cache for data")
+        self._locks = make_directory(self.directory / "locks", "cache for data")
         self._clock = clock or SystemClock()
         self._closed = threading.Event()
 
@@ -161,21 +166,8 @@ class ShardCache:
     @contextmanager
     def _part(self, path: Path) -> Iterator[int]:
         """The descriptor of the shard's .part, locked: one process fetches it, the others wait here."""
-        name = path.with_suffix(".part")
-        while True:
-            descriptor = os.open(name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-            with contextlib.suppress(FileNotFoundError):
-                if os.stat(name).st_ino == os.fstat(descriptor).st_ino:
-                    break
-            os.close(descriptor)  # it became the shard, or was swept up, while this process waited
-        try:
+        with _own(self._locks / path.stem), _own(path.with_suffix(".part")) as descriptor:
             yield descriptor
-        finally:
-            with contextlib.suppress(FileNotFoundError):
-                if os.stat(name).st_ino == os.fstat(descriptor).st_ino:
-                    name.unlink()
-            os.close(descriptor)
 
     def _fetch(self, part: int, remote: Remote, entry: ShardEntry, size: int, traffic: Traffic, give_up: GiveUp | None) -> bool:
         """Into the locked .part, proven, then under its name. False: no room, and it need not be."""
@@ -241,6 +233,34 @@ class ShardCache:
                 total -= status.st_size
                 traffic.evictions += path.endswith(".bin")
         return total + size <= self.bound_bytes
+
+
+@contextmanager
+def _own(path: Path) -> Iterator[int]:
+    """The descriptor of the file of that name, made where there is none, locked; removed at the end if it has its name still."""
+    while True:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            if is_named(descriptor, path):
+                break
+        except BaseException:
+            os.close(descriptor)
+            raise
+        os.close(descriptor)  # another removed it while this process waited
+    try:
+        yield descriptor
+    finally:
+        if is_named(descriptor, path):
+            path.unlink()
+        os.close(descriptor)
+
+
+def is_named(descriptor: int, path: Path) -> bool:
+    """Whether it is the file that has that name: not one that was removed or renamed."""
+    with contextlib.suppress(FileNotFoundError):
+        return os.path.samestat(os.stat(path), os.fstat(descriptor))
+    return False
 
 
 def _status(entry: os.DirEntry) -> os.stat_result | None:

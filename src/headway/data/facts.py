@@ -28,6 +28,7 @@ from headway.base.errors import EnvironmentFault, from_os_error
 from headway.base.files import make_directory, write_all
 from headway.data.manifest import BLOCK_BYTES, DocumentFacts, OriginsEntry, SourceEntry, TableFile
 from headway.data.place import DataPlace
+from headway.data.remote import missing
 
 FACTS_FILE, ORIGINS_FILE, INDEX_FILE = "documents.facts", "documents.origins", "documents.index"
 SHARED = ("repository", "language", "licence")
@@ -197,12 +198,14 @@ class Table:
         self._origins, self._index = _Blocks(place, origins.origins), _Blocks(place, origins.index)
 
     @staticmethod
-    def of(place: DataPlace | Path, entry: SourceEntry) -> Table | None:
-        """Of training documents; None: a build that did not keep it, or a directory that was copied without it."""
+    def of(place: DataPlace | Path, entry: SourceEntry, held_out: bool = False) -> Table | None:
+        """Of training or held-out documents; None: a build that did not keep it, or a directory that was copied without it."""
         facts, place = entry.document_facts, DataPlace.of(place)
-        if facts is None or (place.shards is None and not (place.directory / facts.facts.file).exists()):
+        if facts is None or (held_out and facts.held_out is None):
             return None
-        return Table(place, facts)
+        if place.shards is None and not (place.directory / facts.facts.file).exists():
+            return None
+        return Table(place, facts, held_out)
 
     def __len__(self) -> int:
         return self._index.entry.bytes // INDEX_BYTES
@@ -230,7 +233,7 @@ class Table:
         except ValueError:
             value = None
         if not isinstance(value, dict) or not all(isinstance(part, str) for part in value.values()):
-            raise _damaged(blocks.path, f"bytes {start} to {end} are no line of facts")
+            raise _damaged(blocks.where, f"bytes {start} to {end} are no line of facts")
         return value
 
 
@@ -240,11 +243,12 @@ class _Blocks:
     def __init__(self, place: DataPlace, entry: TableFile):
         self.path, self.entry = place.directory / entry.file, entry
         self._remote = place.shards.remote if place.shards is not None else None
+        self.where = self._remote.where(entry.file) if self._remote is not None else self.path
         self._kept: OrderedDict[int, bytes] = OrderedDict()
 
     def read(self, start: int, end: int) -> bytes:
         if not 0 <= start <= end <= self.entry.bytes:
-            raise _damaged(self.path, f"bytes {start} to {end} are asked for, it has {self.entry.bytes}")
+            raise _damaged(self.where, f"bytes {start} to {end} are asked for, it has {self.entry.bytes}")
         blocks = range(start // BLOCK_BYTES, (end + BLOCK_BYTES - 1) // BLOCK_BYTES)
         data = b"".join(map(self._block, blocks))
         offset = start - blocks.start * BLOCK_BYTES
@@ -259,7 +263,7 @@ class _Blocks:
             if found >= 0:
                 return block * BLOCK_BYTES + found + 1
             block += 1
-        raise _damaged(self.path, f"no line begins at byte {start}")
+        raise _damaged(self.where, f"no line begins at byte {start}")
 
     def _block(self, number: int) -> bytes:
         if number in self._kept:
@@ -272,17 +276,19 @@ class _Blocks:
                 with self.path.open("rb", buffering=0) as file:
                     data = os.pread(file.fileno(), BLOCK_BYTES, number * BLOCK_BYTES)
         except OSError as error:
-            raise from_os_error(error, self.path, "cannot read facts of documents") from error
+            if self._remote is not None and isinstance(error, FileNotFoundError):
+                raise missing(self._remote.where(self.entry.file)) from error
+            raise from_os_error(error, self.where, "cannot read facts of documents") from error
         wanted = min(BLOCK_BYTES, self.entry.bytes - number * BLOCK_BYTES)
         if len(data) < wanted or xxhash.xxh3_64_hexdigest(data[:wanted]) != self.entry.blocks[number]:
-            raise _damaged(self.path, f"block {number}")
+            raise _damaged(self.where, f"block {number}")
         self._kept[number] = data[:wanted]
         if len(self._kept) > _BLOCKS_KEPT:
             self._kept.popitem(last=False)
         return self._kept[number]
 
 
-def _damaged(path: Path, part: str) -> EnvironmentFault:
+def _damaged(path: Path | str, part: str) -> EnvironmentFault:
     return EnvironmentFault(
         f"facts of documents are damaged: {path} ({part})",
         "their bytes have the digests that stand in the data manifest",

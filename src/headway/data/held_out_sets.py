@@ -46,8 +46,7 @@ def register(directory: Path, registry: Path, *, version: str, name: str | None 
 
 
 def _examples(reader: TokenReader, tokenizer: Tokenizer, entry: SourceEntry) -> Iterator[Example]:
-    facts = entry.document_facts
-    table = Table(reader.place, facts, held_out=True) if facts is not None and facts.held_out is not None else None
+    table = Table.of(reader.place, entry, held_out=True)
     for number, tokens in enumerate(reader.held_out_documents(entry.name)):
         origin = f"{number}: {table[number].origin}" if table is not None else str(number)
         yield Example(origin, tokenizer.decode(tokens[1:].tolist()))

@@ -2,10 +2,12 @@
 
     open_place("data/mine", ...)      directory: that one                        shards: mapped where they are
     open_place("s3://b/mine", ...)    directory: CACHE/sets/DIGEST, filled at    shards: through the cache, on first touch
-                                      opening: manifest, tokenizer, ends
+                                      opening: manifest, tokenizer, ends         plans: into the directory, when first asked for
 
 The manifest is read anew at every opening, so that data that was replaced is noticed; what it names is taken by content. The
-bound is checked against it: the cache holds the current chunk of every source, one coming chunk, and what evaluations read.
+bound is checked against it: the cache holds the current chunk of every source, one coming chunk, and what evaluations read. The
+bound is of shards alone: CACHE/sets has, of every manifest that was opened, 8 bytes a document, and 16 a bin and a piece of the
+plans that were read; what nobody used for 30 days goes when other data is opened (``kept_sets.py``).
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ from headway.base.errors import ConfigError, EnvironmentFault, from_os_error
 from headway.base.files import make_directory, unique_sibling, write_atomic
 from headway.base.units import format_bytes
 from headway.data.cache import ShardCache
-from headway.data.manifest import DTYPES, MANIFEST_FILE, REPORT_FILE, DataManifest, ShardEntry, SourceEntry
+from headway.data.kept_sets import KeptSet, sweep
+from headway.data.manifest import DTYPES, MANIFEST_FILE, REPORT_FILE, DataManifest, ShardEntry, SourceEntry, TableFile
 from headway.data.remote import Remote, is_url, missing
 
 DEFAULT_BOUND_BYTES = 16 * 2**30
@@ -54,11 +57,12 @@ class RemoteShards:
 
     remote: Remote
     cache: ShardCache
+    kept: KeptSet  # for as long as the place is used
 
 
 @dataclass(frozen=True)
 class DataPlace:
-    """``where`` as it was given; ``directory`` of this machine has manifest, tokenizer and ends. ``shards`` None: them too."""
+    """``where`` as it was given; ``directory`` of this machine has manifest, tokenizer and ends. ``shards`` None: all of it."""
 
     where: str
     directory: Path
@@ -68,6 +72,13 @@ class DataPlace:
     def of(place: DataPlace | Path | str) -> DataPlace:
         """A directory stands for itself."""
         return place if isinstance(place, DataPlace) else DataPlace(str(place), Path(place))
+
+    def having(self, *files: TableFile) -> Path:
+        """``directory``, with ``files`` in it: of data at a URL those that are not there whole are fetched. EnvironmentFault."""
+        if self.shards is not None:
+            named = [_Named(file.file, file.xxh3_128, file.bytes) for file in files]
+            _small_files(self.shards.remote, self.directory, named)
+        return self.directory
 
 
 def default_cache() -> Path:
@@ -80,31 +91,37 @@ def manifest_at(where: str | Path, options: CacheOptions | None = None, remote: 
     if not is_url(where):
         return DataManifest.load(Path(where))
     options = options or CacheOptions()
-    directory = _manifest(remote or Remote.open(str(where)), options.root / "sets")
-    manifest = DataManifest.load(directory)
+    kept = _manifest(remote or Remote.open(str(where)), options.root / "sets")
+    manifest = DataManifest.load(kept.path)
     _bound(manifest, options.bound_bytes)
     return manifest
 
 
-def open_place(
-    where: str | Path, options: CacheOptions | None = None, remote: Remote | None = None, *, provenance: bool = False
-) -> DataPlace:
-    """``provenance``: fetch what is known of every document too, which no training needs.
+def tokenizer_directory(where: str | Path, options: CacheOptions | None = None, remote: Remote | None = None) -> Path:
+    """A directory of this machine with manifest and tokenizer: all that text and ids need. Of a URL nothing else is fetched."""
+    if not is_url(where):
+        return Path(where)
+    remote = remote or Remote.open(str(where))
+    kept = _manifest(remote, (options or CacheOptions()).root / "sets")
+    _small_files(remote, kept.path, [_tokenizer(DataManifest.load(kept.path))])
+    return kept.path
 
-    Errors: ConfigError for a URL or a bound that cannot work, EnvironmentFault for a place that cannot be read.
-    """
+
+def open_place(where: str | Path, options: CacheOptions | None = None, remote: Remote | None = None) -> DataPlace:
+    """Errors: ConfigError for a URL or a bound that cannot work, EnvironmentFault for a place that cannot be read."""
     if not is_url(where):
         return DataPlace(str(where), Path(where))
     options, remote = options or CacheOptions(), remote or Remote.open(str(where))
-    directory = _manifest(remote, options.root / "sets")
-    manifest = DataManifest.load(directory)
+    kept = _manifest(remote, options.root / "sets")
+    manifest = DataManifest.load(kept.path)
     bound_bytes = _bound(manifest, options.bound_bytes)
-    _small_files(remote, directory, [*_named(manifest), *(_tables(manifest) if provenance else ())])
+    sweep(options.root / "sets")
+    _small_files(remote, kept.path, list(_named(manifest)))
     cache = ShardCache(options.root, bound_bytes)
-    return DataPlace(str(where), directory, RemoteShards(remote, cache))
+    return DataPlace(str(where), kept.path, RemoteShards(remote, cache, kept))
 
 
-def _manifest(remote: Remote, sets: Path) -> Path:
+def _manifest(remote: Remote, sets: Path) -> KeptSet:
     """The directory, named by the manifest's bytes, that holds it."""
     try:
         written = remote.get(MANIFEST_FILE)
@@ -114,14 +131,14 @@ def _manifest(remote: Remote, sets: Path) -> Path:
             f"built data has a {MANIFEST_FILE} in it",
             "name the place that holds what headway data build wrote",
         ) from error
-    directory = make_directory(sets / digest_bytes(written).rpartition(":")[2][:32], "cache for data")
-    if not _is_whole(directory / MANIFEST_FILE, digest_bytes(written)):
-        write_atomic(directory / MANIFEST_FILE, written)
-    return directory
+    kept = KeptSet(sets / digest_bytes(written).rpartition(":")[2][:32])
+    if not _is_whole(kept.path / MANIFEST_FILE, digest_bytes(written)):
+        write_atomic(kept.path / MANIFEST_FILE, written)
+    return kept
 
 
 def _small_files(remote: Remote, directory: Path, files: list[_Named]) -> None:
-    """Tokenizer, ends and report beside the manifest."""
+    """Beside the manifest, those that are not there whole."""
     for named in files:
         path = directory / _inside(named.file)
         if not _is_whole(path, named.digest):
@@ -157,23 +174,18 @@ def _fetch(remote: Remote, named: _Named, path: Path) -> None:
         raise from_os_error(error, path, "cannot write the cache for data") from error
 
 
+def _tokenizer(manifest: DataManifest) -> _Named:
+    return _Named(manifest.tokenizer.file, manifest.tokenizer.digest)
+
+
 def _named(manifest: DataManifest) -> Iterator[_Named]:
-    yield _Named(manifest.tokenizer.file, manifest.tokenizer.digest)
+    """What opening takes: tokenizer, ends and report."""
+    yield _tokenizer(manifest)
     for source in manifest.sources:
         for tokens in (source.training, *([source.held_out] if source.held_out else [])):
             yield _Named(tokens.ends.file, tokens.ends.xxh3_128, tokens.documents * 8)
-        for plan in source.packings:
-            for file in (plan.rows, plan.pieces):
-                yield _Named(file.file, file.xxh3_128, file.bytes)
     if any(source.preparation for source in manifest.sources):
         yield _Named(REPORT_FILE, "")
-
-
-def _tables(manifest: DataManifest) -> Iterator[_Named]:
-    for facts in (source.document_facts for source in manifest.sources if source.document_facts is not None):
-        sets = (facts.training, *([facts.held_out] if facts.held_out else []))
-        for table in (facts.facts, *(table for of in sets for table in (of.origins, of.index))):
-            yield _Named(table.file, table.xxh3_128, table.bytes)
 
 
 def _is_whole(path: Path, digest: str) -> bool:

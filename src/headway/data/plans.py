@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -10,8 +11,10 @@ import xxhash
 
 from headway.data.manifest import BLOCK_BYTES, Packing, TableFile
 from headway.data.mapped import damaged, map_file, read_plainly
+from headway.data.place import DataPlace
 
 _ROW_BYTES = 16
+_BLOCK_ROWS = BLOCK_BYTES // _ROW_BYTES
 
 
 class Pieces(NamedTuple):
@@ -23,13 +26,15 @@ class Pieces(NamedTuple):
 
 
 class Plan:
-    """One source's packing for one sequence length, below ``root``."""
+    """One source's packing for one sequence length. Of data at a URL its files are fetched here, when a plan is first read."""
 
-    def __init__(self, root: Path, packing: Packing, verify: bool = True):
+    def __init__(self, place: DataPlace | Path, packing: Packing, verify: bool = True):
+        root = DataPlace.of(place).having(packing.rows, packing.pieces)
         self._bins, self._pieces = _Rows(root, packing.rows, verify), _Rows(root, packing.pieces, verify)
 
     def pieces(self, bins: np.ndarray) -> Pieces:
-        first, count = self._bins.rows(bins)[:, 0], self._bins.rows(bins + 1)[:, 0] - self._bins.rows(bins)[:, 0]
+        first = self._bins.rows(bins)[:, 0]
+        count = self._bins.rows(bins + 1)[:, 0] - first
         place = np.repeat(np.arange(bins.size), count)
         within = np.arange(place.size) - np.repeat(np.cumsum(count) - count, count)
         rows = self._pieces.rows(first[place] + within)
@@ -40,15 +45,19 @@ class Plan:
         return self._bins.rows(bins)[:, 1]
 
     def touching(self, first: int, last: int) -> tuple[int, ...]:
-        """The bins that read a token of [first, last), as input or as target."""
-        every = self._pieces.rows(np.arange(self._pieces.count))
-        found = np.flatnonzero((every[:, 0] < last) & (every[:, 0] + every[:, 1] >= first))
-        begins = self._bins.rows(np.arange(self._bins.count))[:, 0]
-        return tuple(np.unique(begins.searchsorted(found, "right") - 1).tolist())
+        """The bins that read a token of [first, last), as input or as target. In the memory of a block and of what is found."""
+        found = [at + np.flatnonzero((rows[:, 0] < last) & (rows.sum(axis=1) >= first)) for at, rows in self._pieces.walk()]
+        pieces = np.concatenate(found) if found else np.empty(0, np.int64)
+        bins = np.zeros(pieces.size, np.int64)
+        for at, rows in self._bins.walk():
+            begun = pieces >= rows[0, 0]
+            bins[begun] = at + rows[:, 0].searchsorted(pieces[begun], "right") - 1
+        return tuple(np.unique(bins).tolist())
 
     def verify_all(self) -> None:
         for file in (self._bins, self._pieces):
-            file.rows(np.arange(file.count))
+            for _ in file.walk():
+                pass
 
 
 class _Rows:
@@ -68,6 +77,11 @@ class _Rows:
             for block in blocks[self._unverified[blocks]].tolist():
                 self._verify(block)
         return self._rows[index]
+
+    def walk(self) -> Iterator[tuple[int, np.ndarray]]:
+        """The number of a block's first row, and its rows, block by block."""
+        for at in range(0, self.count, _BLOCK_ROWS):
+            yield at, self.rows(np.arange(at, min(at + _BLOCK_ROWS, self.count)))
 
     def _verify(self, block: int) -> None:
         at, end = block * BLOCK_BYTES, min((block + 1) * BLOCK_BYTES, self._bytes.size)

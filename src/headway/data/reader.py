@@ -63,12 +63,12 @@ class TokenReader:
         return next((t.reading for t in [*self._training, *self._held_out.values()] if t.reading), "")
 
     def _plan(self, source: int, sequence_length: int) -> Plan:
-        """Of the windows that best fit packs: its files are mapped when it is first asked for."""
+        """Of the windows that best fit packs: its files are fetched and mapped when it is first asked for."""
         found = self._plans.get((source, sequence_length))
         if found is None:
             packing = self.manifest.sources[source].packing(sequence_length)
             assert packing is not None, (source, sequence_length)
-            found = self._plans[source, sequence_length] = Plan(self.directory, packing, self._verify)
+            found = self._plans[source, sequence_length] = Plan(self.place, packing, self._verify)
         return found
 
     def _verify_tokenizer(self) -> None:

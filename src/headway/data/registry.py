@@ -6,15 +6,19 @@
 
 One line an example; ``answer`` may be left out; further keys are for whoever evaluates and are let through. A set's digest is the
 sha256 of its file, checked whenever it is read. The registry's own digest is of names, versions and digests of its sets: neither
-licences nor places change it. Sets are added or given a new version, never changed under the same one.
+licences nor places change it. Sets are added or given a new version, never changed under the same one; .registry.json.lock is
+held by who does that.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import fcntl
 import json
+import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -136,28 +140,49 @@ def add_set(
     """
     path = Path(path).expanduser()
     make_directory(path.parent, "directory of the registry")
-    registry = load_registry(path) if path.exists() else Registry(path.stem, version, ())
     data = b"".join(canonical_json(dataclasses.asdict(example)) + b"\n" for example in examples)
     digest = digest_bytes(data)
-    before = next((s for s in registry.sets if (s.name, s.version) == (name, version)), None)
-    if before is not None:
-        if before.digest == digest:
-            return before
-        raise ConfigError(
-            f"{path} has version {version} of {name} with the digest {short(before.digest)}, this has {short(digest)}",
-            "a set is never changed under the same version",
-            "register it under another version",
-        )
-    file = f"{re.sub(r'[^A-Za-z0-9_.-]+', '-', f'{name}-{version}').strip('.-')}.jsonl"
-    if (path.parent / file).exists() and digest_file(path.parent / file) != digest_bytes(data):
-        file = (
-            f"{file.removesuffix('.jsonl')}-{digest_bytes(data)[-12:]}.jsonl"  # of another set, or left by one that was replaced
-        )
-    write_atomic(path.parent / file, data)
-    added = EvaluationSet(name, version, file, digest, data.count(b"\n"), licence, provenance)
-    sets = (*(s for s in registry.sets if s.name != name), added)
-    write_json(path, dataclasses.asdict(dataclasses.replace(registry, sets=sets)))
+    with _alone(path):
+        registry = load_registry(path) if path.exists() else Registry(path.stem, version, ())
+        before = next((s for s in registry.sets if (s.name, s.version) == (name, version)), None)
+        if before is not None:
+            if before.digest == digest:
+                return before
+            raise ConfigError(
+                f"{path} has version {version} of {name} with the digest {short(before.digest)}, this has {short(digest)}",
+                "a set is never changed under the same version",
+                "register it under another version",
+            )
+        file = _file_of(path, name, version, digest)
+        write_atomic(path.parent / file, data)
+        added = EvaluationSet(name, version, file, digest, data.count(b"\n"), licence, provenance)
+        sets = (*(s for s in registry.sets if s.name != name), added)
+        write_json(path, dataclasses.asdict(dataclasses.replace(registry, sets=sets)))
     return added
+
+
+def _file_of(path: Path, name: str, version: str, digest: str) -> str:
+    """A name for a new set's file; another one where a file of that name has other content: another set's, or one left behind by
+    a set that was replaced."""
+    file = f"{re.sub(r'[^A-Za-z0-9_.-]+', '-', f'{name}-{version}').strip('.-')}.jsonl"
+    if (path.parent / file).exists() and digest_file(path.parent / file) != digest:
+        return f"{file.removesuffix('.jsonl')}-{digest[-12:]}.jsonl"
+    return file
+
+
+@contextmanager
+def _alone(path: Path) -> Iterator[None]:
+    """One at a time changes the registry ``path``; the others wait. The kernel lets go when a process ends, however it ends."""
+    beside = path.with_name(f".{path.name}.lock")
+    try:
+        lock = os.open(beside, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    except OSError as error:
+        raise from_os_error(error, beside, "cannot change the evaluation registry") from error
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(lock)
 
 
 def _write_set(path: Path, name: str, version: str, examples: Iterable[Example]) -> EvaluationSet:

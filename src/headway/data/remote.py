@@ -4,7 +4,8 @@
     pieces(name, bytes)   a large one in ranges; a range that fails is read again, not the file
 
 Only protocols that name a storage are taken: chains, archives and references would read files of this machine or run code of
-theirs. Credentials come from the environment, as fsspec's packages read them, and appear in no message.
+theirs. Credentials come from the environment, as fsspec's packages read them, and appear in no message: a URL that could hold
+one, as a user, a password or a query (?sig=...), is refused and not repeated.
 """
 
 from __future__ import annotations
@@ -24,6 +25,10 @@ PIECE_BYTES = 8 * 2**20
 PROTOCOLS = ("s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "http", "https", "file", "memory")
 _PACKAGES = {"s3": "s3fs", "s3a": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "az": "adlfs", "abfs": "adlfs", "abfss": "adlfs"}
 _PACKAGES |= {"http": "aiohttp", "https": "aiohttp"}
+
+_CONTAINER_FIRST = ("az", "abfs", "abfss")
+"""What stands before @ in their URLs is a container: abfs://CONTAINER@ACCOUNT.dfs.core.windows.net/PREFIX."""
+_OF_THIS_MACHINE = ("file", "memory")
 
 T = TypeVar("T")
 
@@ -123,22 +128,25 @@ def missing(where: str) -> EnvironmentFault:
 
 
 def _check(url: str) -> None:
+    """ConfigError, which does not repeat the URL: it may hold a secret."""
     protocol = url.partition("://")[0]
     if "::" in url or protocol not in PROTOCOLS:
         raise ConfigError(
-            f"data at {url}: {'chains filesystems' if '::' in url else f'{protocol}:// is not read'}",
+            f"data at {protocol}://...: {'chains filesystems' if '::' in url else f'{protocol}:// is not read'}",
             f"data is read from {', '.join(p + '://' for p in PROTOCOLS)}: the place itself, nothing in between",
             "name the storage, or copy the data to this machine",
         )
     try:
-        has_password = urlsplit(url).password is not None
-    except ValueError as error:
-        raise ConfigError(f"the URL of the data cannot be read: {error}", "", "write s3://BUCKET/PREFIX") from None
-    if has_password:
+        parts = urlsplit(url)
+        user, password, _ = parts.username, parts.password, parts.port  # no number: a password with a slash in it, perhaps
+    except ValueError:
+        raise ConfigError("the URL of the data cannot be read", "", "write s3://BUCKET/PREFIX") from None
+    has_user = password is not None or (user is not None and protocol not in _CONTAINER_FIRST)
+    if has_user or (parts.query and protocol not in _OF_THIS_MACHINE):
         raise ConfigError(
-            "the URL of the data holds a password",
+            f"the URL of the data holds {'a user name or a password' if has_user else 'a query, what stands behind ?'}",
             "it is kept in run.json and shown: it names a place, not a secret",
-            "leave the password out; the environment has it, for s3:// as AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
+            "leave that out; the environment has it, for s3:// as AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
         )
 
 

@@ -82,9 +82,13 @@ class _Shard:
         if self.remote is not None:
             self._held = None
             self.remote.cache.release(self.entry, self.size)
-            if self._unverified is not None:
-                self._unverified[:] = True
-                self._left = self._unverified.size
+            self._distrust()
+
+    def _distrust(self) -> None:
+        """What was verified was another file."""
+        if self._unverified is not None:
+            self._unverified[:] = True
+            self._left = self._unverified.size
 
     def touch(self, first: int, last: int) -> np.ndarray:
         """The tokens of this shard, of which those in [first, last) are verified."""
@@ -100,13 +104,14 @@ class _Shard:
         low, high = first * self._itemsize // BLOCK_BYTES, (last * self._itemsize - 1) // BLOCK_BYTES
         spans = range(int((high - low).max(initial=0)) + 1)
         wanted = np.unique(np.concatenate([np.minimum(low + k, high) for k in spans]))
-        for block in wanted[self._unverified[wanted]].tolist():
-            began_ns = time.monotonic_ns()
-            self._verify(block)
-            self.traffic.blocks += 1
-            self.traffic.wait_ns += time.monotonic_ns() - began_ns
-            self._unverified[block] = False
-            self._left -= 1
+        while (waiting := wanted[self._unverified[wanted]]).size:  # again, where a new copy took the place of the one before
+            for block in waiting.tolist():
+                began_ns = time.monotonic_ns()
+                self._verify(block)
+                self.traffic.blocks += 1
+                self.traffic.wait_ns += time.monotonic_ns() - began_ns
+                self._unverified[block] = False
+                self._left -= 1
         return self.tokens
 
     def _verify(self, block: int) -> None:
@@ -119,6 +124,7 @@ class _Shard:
             assert self._held is not None
             self._held = self.remote.cache.again(self.remote.remote, self.entry, self._held, self.traffic)
             self.tokens = self._held.bytes.view(self.tokens.dtype)
+            self._distrust()
             if not self._is_whole_here(block, at, end):
                 raise self._damaged(block, at, end)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from headway.base.errors import ConfigError, HeadwayError, RunError
 from headway.checkpoint.convert import FORMATS
 from headway.data.manifest import DataManifest
-from headway.data.place import CacheOptions, open_place
+from headway.data.place import CacheOptions, tokenizer_directory
 from headway.data.tokenizer import Tokenizer
 from headway.recipe.spec import Spec
 from headway.rundir.layout import RunDirectory
@@ -39,7 +39,7 @@ class Source:
         if self.run is None or spec is None:
             return None
         try:
-            directory = open_place(self.run.info()["data"], CacheOptions.of(deployment_of(self.run))).directory
+            directory = tokenizer_directory(self.run.info()["data"], CacheOptions.of(deployment_of(self.run)))
             entry = DataManifest.load(directory).tokenizer
             found = Tokenizer.load(directory / entry.file, entry.document_token)
         except (HeadwayError, KeyError):

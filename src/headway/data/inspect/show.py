@@ -194,7 +194,7 @@ class Show:
     def _plan(self, source: int, T: int) -> Plan:
         packing = self.manifest.sources[source].packing(T)
         assert packing is not None, (source, T)
-        return Plan(self.directory, packing)
+        return Plan(self.place, packing)
 
     def _window_place(self, stage: int, positions: Positions, at: int, first_token: int) -> WindowPlace:
         T, source, epoch = self.spec.stages[stage].sequence_length, int(positions.source[at]), int(positions.epoch[at])
