@@ -167,7 +167,7 @@ def test_audit_counts_all_text_by_language_and_licence(tmp_path, capsys):
 
 
 def test_blocks_of_any_cut_give_the_same_inventory(tmp_path):
-    from headway.data.inspect.inventory import Inventory
+    from headway.data.inspect.groups import GroupSums
 
     manifest = build([write_facts(tmp_path / "a.jsonl", 150)], tmp_path / "data")
     reader = TokenReader(tmp_path / "data", manifest)
@@ -175,7 +175,7 @@ def test_blocks_of_any_cut_give_the_same_inventory(tmp_path):
     flat = np.concatenate(list(reader.training_blocks(0)))
     found = []
     for step in (1, 7, 64, flat.size):
-        inventory = Inventory(Table(tmp_path / "data", manifest.sources[0].document_facts), reader.document_ends(0), token_bytes)
+        inventory = GroupSums(Table(tmp_path / "data", manifest.sources[0].document_facts), reader.document_ends(0), token_bytes)
         for at in range(0, flat.size, step):
             inventory.add(flat[at : at + step])
         found.append(inventory.groups())

@@ -42,7 +42,7 @@ def inventory(
 def measured(directory: Path, recipe: str | None, overrides: Any, *, show_progress: bool) -> list[Any]:
     from headway.cli.describe import describe
     from headway.data.freeze import data_facts
-    from headway.data.inspect.stock import inventory as measure
+    from headway.data.inspect.inventory import inventory as measure
     from headway.data.manifest import MANIFEST_FILE, DataManifest
     from headway.data.stream import source_coverage
     from headway.recipe.resolve import resolve

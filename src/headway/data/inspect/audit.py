@@ -22,7 +22,7 @@ from pathlib import Path
 import numpy as np
 
 from headway.data.facts import Table
-from headway.data.inspect.inventory import Group, Inventory
+from headway.data.inspect.groups import Group, GroupSums
 from headway.data.inspect.probes import (
     ControlToken,
     RoundTrip,
@@ -221,7 +221,7 @@ class _Auditing:
         entry = self.reader.manifest.sources[number]
         counts, beyond = np.zeros(self.vocabulary, np.int64), 0
         table = Table.of(self.reader.place, entry)
-        inventory = Inventory(table, self.reader.document_ends(number), self._token_bytes) if table is not None else None
+        inventory = GroupSums(table, self.reader.document_ends(number), self._token_bytes) if table is not None else None
         for block in self.reader.training_blocks(number):
             known = block[block < self.vocabulary]
             beyond += block.size - known.size
