@@ -82,6 +82,25 @@ def test_it_is_one_table_from_raw_to_passes(built, capsys):
     assert source["passes_over_unique"] >= source["passes"]["epochs"] * 0.98
 
 
+@pytest.mark.parametrize(("words", "beyond"), [("rebalance", False), ("refuse", True)])
+def test_passes_are_those_of_the_run(built, capsys, words, beyond):
+    sources = [{"name": name, "kind": "text-tree", "path": "in"} for name in ("one", "two")]
+    write_words(built / "other", 40, seed=1)
+    sources[1]["path"] = "other"
+    build_data(small_recipe(sources), built / "two")
+    named = '[{ name = "one", kind = "text-tree", path = "in", cap_epochs = 1 }, '
+    named += '{ name = "two", kind = "text-tree", path = "other" }]'
+    text = RECIPE.replace('[{ name = "words", kind = "text-tree", path = "in" }]', named)
+    text = text.replace("prepare = { quality = {}, near_duplicates = {} }\n", f'beyond_cap = "{words}"\n')
+    (built / "capped.toml").write_text(text.replace("mixture = { words = 1.0 }", "mixture = { one = 0.9, two = 0.1 }"))
+    assert run_guarded(["data", "inventory", str(built / "two"), "capped.toml", "--json"]) == 0
+    one, _ = json.loads(capsys.readouterr().out)["sources"]
+    assert one["passes"]["within_cap"] is not beyond
+    assert (one["passes"]["epochs"] > 1) is beyond
+    assert run_guarded(["data", "inventory", str(built / "two"), "capped.toml"]) == 0
+    assert ("beyond its cap of 1, such a run is refused" in capsys.readouterr().out) is beyond
+
+
 def test_unique_tokens_are_those_of_different_documents_and_runs(tmp_path):
     random = np.random.default_rng(0)
 

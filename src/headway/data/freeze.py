@@ -45,7 +45,7 @@ def data_facts(manifest: DataManifest) -> DataFacts:
                     plan.sequence_length: PackedSpec(plan.bins, plan.target_share, packing_digest(plan))
                     for plan in source.packings
                 },
-                quality=dict(getattr(source, "quality", None) or {}),
+                quality=dict(source.quality),
             )
             for source in manifest.sources
         ),
