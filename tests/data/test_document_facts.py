@@ -11,6 +11,7 @@ import pytest
 from data_helpers import small_recipe
 
 from headway.base.errors import EnvironmentFault
+from headway.base.times import iso_time, seconds_of
 from headway.cli.data import stage_line
 from headway.cli.main import run_guarded
 from headway.data.build import build_data
@@ -22,7 +23,6 @@ from headway.data.manifest import DataManifest
 from headway.data.prepare.code import joined
 from headway.data.prepare.steps import Piece
 from headway.data.reader import TokenReader
-from headway.data.times import iso_time, seconds_of
 from headway.data.tokenizer import Tokenizer
 
 SYLLABLES = ["ka", "to", "mi", "ren", "sol", "vei", "bä", "nu", "自由"]
@@ -228,7 +228,17 @@ def test_joined_files_keep_what_they_have_alike_and_the_latest_time():
         ("1970-01-01T00:00:01.9Z", 1),
         ("1700000000", 1_700_000_000),
         ("1700000000123", 1_700_000_000),
-        ("-1.5", -2),
+        ("-400000000.5", -400_000_001),
+        ("20240501", 1_714_521_600),
+        ("20240501T120000Z", 1_714_564_800),
+        ("20240501120000", 1_714_564_800),
+        ("2024-05-01 12:00:00", 1_714_564_800),
+        ("1612122000000", 1_612_122_000),
+        ("2019", None),
+        ("202405", None),
+        ("20241399", None),
+        ("0", None),
+        ("-1.5", None),
         ("", None),
         ("yesterday", None),
         ("nan", None),

@@ -21,6 +21,7 @@ from headway.base.units import format_count
 from headway.recipe.findings import Finding as Finding
 from headway.recipe.findings import divisors as divisors
 from headway.recipe.findings import found
+from headway.recipe.held_out_checks import check_held_out
 from headway.recipe.idle_keys import check_idle
 from headway.recipe.lines import KeyPath
 from headway.recipe.mixture_checks import check_rule
@@ -85,6 +86,7 @@ def check_data(data: Data) -> Iterator[Finding]:
                 'set apart at least one sequence of the longest stage, for example held_out = "100k"',
             ),
         )
+    yield from check_held_out(data)
     axes = data.prepare.quality_axes if data.prepare else None
     for name in AXES_WITHOUT_RULE if axes else ():
         axis = getattr(axes, name)
