@@ -7,7 +7,6 @@ import os
 import random
 
 import pytest
-
 from data_helpers import small_recipe, write_words
 
 from headway.base.errors import EnvironmentFault
