@@ -15,7 +15,7 @@ from headway.recipe.checks import Finding, check_recipe, nearest_hint
 from headway.recipe.digests import recipe_content, recipe_digest
 from headway.recipe.lines import KeyPath
 from headway.recipe.load import LoadedRecipe
-from headway.recipe.mixture_rules import Known, mixture_quanta, sources_of, weights_of
+from headway.recipe.mixture_rules import Known, mixture_quanta, sources_of, target_tokens, weights_of
 from headway.recipe.rebalance import Mixtures, NothingFits, rebalance
 from headway.recipe.resolved_model import default_ffn_width as default_ffn_width
 from headway.recipe.resolved_model import optional_float, resolve_yarn
@@ -185,7 +185,8 @@ def resolve_stages(
     for index, stage in enumerate(stages):
         packed = _packed(stage, sources, facts)
         shares = [plan.target_share for plan in packed] or [s.target_share for s in sources]
-        known = Known(sources=sources, shares=shares, before=resolved, quality=quality)
+        taken = [target_tokens(resolved, sources, place) for place in range(len(sources))]
+        known = Known(sources=sources, shares=shares, taken=taken, quality=quality)
         weights, rule = weights_of(stage, known, locate(("stages", index, "mixture_rule")))
         yarn = rope.yarn if stage.yarn is None else resolve_yarn(stage.yarn)
         rope = RopeSpec(float(stage.rope_base or rope.base), yarn)
