@@ -408,6 +408,9 @@ def describe(tokenizer: Tokenizer, wanted: TokenizerSection, made: Made) -> Toke
         lossy=wanted.lossy,
         trained_on=made.trained_on,
         brought=made.brought,
+        digits="" if made.brought else wanted.digits,
+        whitespace="" if made.brought else wanted.whitespace,
+        fim_tokens=wanted.fim_tokens,
     )
 
 
