@@ -80,8 +80,8 @@ def build_data(
 ) -> DataManifest:
     """Build, or verify and reuse, the data of ``recipe`` in ``directory``.
 
-    ``workers``: processes that tokenise, 1: this one, None: one per core for much text. ``part_bytes``: text of what a killed
-    build may have to do again, per process; None: by the size of the source. Neither shows in the result.
+    ``workers``: processes that prepare and tokenise, 1: this one, None: one per core for much text. ``part_bytes``: text of what
+    a killed build may have to do again, per process; None: by the size of the source. Neither shows in the result.
     ``progress`` is told (what, facts): reading, documents, tokenizer, tokens, written, reused. Errors: ConfigError for an empty
     source, a vocabulary that does not fit, a directory in use for something else; EnvironmentFault for what the machine refuses.
     """
