@@ -1,3 +1,4 @@
+import errno
 import os
 import threading
 
@@ -5,6 +6,7 @@ import pytest
 
 from headway.base import files
 from headway.base.errors import EnvironmentFault, RunError
+from headway.base.files import fill_with_zeros
 
 
 def test_write_atomic_replaces_and_leaves_nothing_beside(tmp_path):
@@ -82,3 +84,17 @@ def test_file_in_the_place_of_a_directory(tmp_path):
     (tmp_path / "a").touch()
     with pytest.raises(EnvironmentFault, match="cannot create run directory"):
         files.make_directory(tmp_path / "a", "run directory")
+
+
+@pytest.mark.parametrize("supported", [True, False])
+def test_a_file_that_is_mapped_has_its_room_on_the_disk(tmp_path, monkeypatch, supported):
+    def refuse(*arguments):
+        raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
+
+    if not supported:
+        monkeypatch.setattr(os, "posix_fallocate", refuse)
+    size = 3 * 2**20 + 5
+    with open(tmp_path / "table", "w+b") as file:
+        fill_with_zeros(file.fileno(), size)
+        assert os.fstat(file.fileno()).st_blocks * 512 >= size
+    assert (tmp_path / "table").read_bytes() == bytes(size)

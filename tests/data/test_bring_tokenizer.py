@@ -253,10 +253,45 @@ def test_what_does_not_fit_is_refused(tmp_path):
         bring.bring(wanted(**keys | {"vocabulary": 345}))
     with pytest.raises(ConfigError, match="is also ordinary"):
         bring.bring(wanted(**keys | {"special": {"<|end|>": 3}}))
+    with pytest.raises(ConfigError, match="with id 345 is also ordinary, or another's"):
+        bring.bring(wanted(**keys | {"special": {"<|end|>": 345, "<|other|>": 345}}))
     with pytest.raises(ConfigError, match=r"\(unclosed' is no regular expression"):
         bring.bring(wanted(**keys | {"pattern": "(unclosed"}))
     with pytest.raises(ConfigError, match="control token 'cat' also arises"):
         bring.bring(wanted(**keys | {"document_token": "cat"}))
+
+
+HUGE = 2_000_000_000
+
+
+def test_an_id_beyond_the_vocabulary_is_refused_before_anything_of_its_size_is_made(tmp_path):
+    def refused(name: str, **keys) -> None:
+        with pytest.raises(ConfigError, match=r"tokenizer\.vocabulary = 512"):
+            bring.bring(Wanted.model_validate({"kind": "file", "path": str(tmp_path / name), "vocabulary": 512, **keys}))
+
+    tiktoken_file(tmp_path / "t")
+    refused("t", pattern="cl100k", special={"<|end|>": HUGE})
+    with open(tmp_path / "t", "ab") as file:
+        file.write(base64.b64encode(b"never there") + b" %d\n" % HUGE)
+    refused("t", pattern="cl100k")
+    tekken_file(tmp_path / "k")
+    plain = json.loads((tmp_path / "k").read_text())
+    for change in (
+        {"special_tokens": [{"rank": HUGE, "token_str": "<s>"}]},
+        {"config": plain["config"] | {"default_vocab_size": HUGE + 300, "default_num_special_tokens": HUGE}},
+    ):
+        (tmp_path / "changed").write_text(json.dumps(plain | change))
+        refused("changed", document_token="<s>")
+
+
+def test_a_tokenizer_that_cannot_be_taken_is_found_before_sources_are_read(tmp_path):
+    recipe = recipe_for(tmp_path / "t", tmp_path / "absent.jsonl", pattern="cl100k")
+    with pytest.raises(HeadwayError, match="cannot read tokenizer"):
+        build_data(recipe, tmp_path / "data")
+    tiktoken_file(tmp_path / "t")
+    small = recipe.model_copy(update={"tokenizer": recipe.tokenizer.model_copy(update={"vocabulary": 300})})
+    with pytest.raises(ConfigError, match=r"tokenizer\.vocabulary = 300"):
+        build_data(small, tmp_path / "data")
 
 
 def test_a_truncated_model_never_crashes(tmp_path):

@@ -431,3 +431,19 @@ def test_a_prepared_build_that_was_killed_is_the_undisturbed_one(sources, tmp_pa
     assert same_data(tmp_path / "data", undisturbed)
     steps = DataManifest.load(undisturbed).source("b").preparation
     assert sum(sum(step.dropped.values()) for step in steps) == 20
+
+
+def test_a_key_that_shapes_no_document_reads_nothing_again(tmp_path):
+    class Killed(BaseException):
+        pass
+
+    def stop(what, facts):
+        if what == "tokenizer":
+            raise Killed
+
+    sources, kept = [write_lines(tmp_path / "a.jsonl", 120, 0)], []
+    with pytest.raises(Killed):
+        build_data(recipe_of(sources), tmp_path / "data", stop)
+    again = recipe_of(sources, beyond_cap="rebalance")
+    build_data(again, tmp_path / "data", lambda what, facts: kept.append(facts["kept"]) if what == "documents" else None)
+    assert kept == [True]

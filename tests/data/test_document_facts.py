@@ -11,6 +11,7 @@ import pytest
 from data_helpers import small_recipe
 
 from headway.base.errors import EnvironmentFault
+from headway.base.times import iso_time, seconds_of
 from headway.cli.data import stage_line
 from headway.cli.main import run_guarded
 from headway.data.build import build_data
@@ -22,7 +23,6 @@ from headway.data.manifest import DataManifest
 from headway.data.prepare.code import joined
 from headway.data.prepare.steps import Piece
 from headway.data.reader import TokenReader
-from headway.data.times import iso_time, seconds_of
 from headway.data.tokenizer import Tokenizer
 
 SYLLABLES = ["ka", "to", "mi", "ren", "sol", "vei", "bä", "nu", "自由"]
@@ -167,7 +167,7 @@ def test_audit_counts_all_text_by_language_and_licence(tmp_path, capsys):
 
 
 def test_blocks_of_any_cut_give_the_same_inventory(tmp_path):
-    from headway.data.inspect.inventory import Inventory
+    from headway.data.inspect.groups import GroupSums
 
     manifest = build([write_facts(tmp_path / "a.jsonl", 150)], tmp_path / "data")
     reader = TokenReader(tmp_path / "data", manifest)
@@ -175,7 +175,7 @@ def test_blocks_of_any_cut_give_the_same_inventory(tmp_path):
     flat = np.concatenate(list(reader.training_blocks(0)))
     found = []
     for step in (1, 7, 64, flat.size):
-        inventory = Inventory(Table(tmp_path / "data", manifest.sources[0].document_facts), reader.document_ends(0), token_bytes)
+        inventory = GroupSums(Table(tmp_path / "data", manifest.sources[0].document_facts), reader.document_ends(0), token_bytes)
         for at in range(0, flat.size, step):
             inventory.add(flat[at : at + step])
         found.append(inventory.groups())
@@ -228,7 +228,17 @@ def test_joined_files_keep_what_they_have_alike_and_the_latest_time():
         ("1970-01-01T00:00:01.9Z", 1),
         ("1700000000", 1_700_000_000),
         ("1700000000123", 1_700_000_000),
-        ("-1.5", -2),
+        ("-400000000.5", -400_000_001),
+        ("20240501", 1_714_521_600),
+        ("20240501T120000Z", 1_714_564_800),
+        ("20240501120000", 1_714_564_800),
+        ("2024-05-01 12:00:00", 1_714_564_800),
+        ("1612122000000", 1_612_122_000),
+        ("2019", None),
+        ("202405", None),
+        ("20241399", None),
+        ("0", None),
+        ("-1.5", None),
         ("", None),
         ("yesterday", None),
         ("nan", None),

@@ -42,6 +42,39 @@ def test_the_spec_carries_the_manifest(built):
     assert data_facts(manifest).vocabulary == 300
 
 
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("digits", "single"),
+        ("whitespace", "lines"),
+        ("fim_tokens", ["<|a|>", "<|b|>", "<|c|>"]),
+        ("reserved", ["<|later|>"]),
+        ("reserved_count", 2),
+        ("kind", "file"),
+        ("lossy", True),
+    ],
+)
+def test_a_tokenizer_that_was_changed_after_the_build_is_refused(built, key, value):
+    sources, _, manifest = built
+    recipe = small_recipe(sources, stages=[stage(1_000, a=3, b=1)])
+    freeze(recipe, manifest)
+    path = {"path": "t.json"} if key in ("kind", "lossy") else {}
+    kind = {"kind": "file"} if key == "lossy" else {}
+    changed = recipe.tokenizer.model_copy(update={key: tuple(value) if isinstance(value, list) else value, **path, **kind})
+    with pytest.raises(ConfigError, match=f"the data was built with {key.removesuffix('_count')}"):
+        freeze(recipe.model_copy(update={"tokenizer": changed}), manifest)
+
+
+def test_what_an_older_manifest_does_not_say_of_its_tokenizer_is_not_compared(built):
+    sources, _, manifest = built
+    older = dataclasses.replace(manifest.tokenizer, digits="", whitespace="", fim=(256, 257, 258), fim_tokens=())
+    assert older.content() == dataclasses.replace(manifest.tokenizer, fim=(256, 257, 258)).content()
+    recipe = small_recipe(sources, stages=[stage(1_000, a=3, b=1)])
+    names = {"digits": "single", "whitespace": "lines", "fim_tokens": ("<|a|>", "<|b|>", "<|c|>")}
+    changed = recipe.model_copy(update={"tokenizer": recipe.tokenizer.model_copy(update=names)})
+    freeze(changed, dataclasses.replace(manifest, tokenizer=older))
+
+
 def test_D11_a_cap_that_does_not_suffice_names_the_tokens_that_fit(built):
     sources, _, manifest = built
     tokens = manifest.source("b").tokens

@@ -22,6 +22,7 @@ from headway.data.manifest import DataManifest, HeldOutRule
 from headway.data.split import UNKNOWN, Arranged, content_key, lowest, reaching, repository_key, threshold_of, time_key, written
 from headway.data.spool import Shuffled
 from headway.data.tokenizer import Tokenizer
+from headway.recipe.checks import check_recipe
 from headway.recipe.digests import recipe_digest
 
 
@@ -173,6 +174,7 @@ def test_diff_tells_another_threshold(text, tmp_path):
 
 REFUSED = [
     ({"held_out_by": "time"}, {"held_out_at": "soon"}, "held_out_at = 'soon' with held_out_by = 'time'"),
+    ({"held_out_by": "time"}, {"held_out_at": "2019"}, "held_out_at = '2019' with held_out_by = 'time'"),
     ({"held_out_by": "content"}, {"held_out_at": "12"}, "held_out_at = '12'"),
     ({"held_out_by": "content"}, {"held_out_at": "0xhello"}, "held_out_at = '0xhello'"),
     ({"held_out_by": "order"}, {"held_out_at": "0x12"}, "held_out_at without a rule"),
@@ -191,6 +193,14 @@ def test_what_cannot_be_split_is_refused(text, tmp_path, data, source, seen):
         build_data(recipe, tmp_path / "data")
     assert seen in str(refused.value)
     assert not (tmp_path / "data").exists()
+
+
+@pytest.mark.parametrize(("data", "source", "seen"), REFUSED[:6])
+def test_a_threshold_that_is_none_is_found_before_anything_is_read(tmp_path, data, source, seen):
+    recipe = small_recipe([{"name": "a", "kind": "jsonl", "path": "nowhere", **source}], **{"held_out": 1_000, **data})
+    with pytest.raises(ConfigError, match=seen.replace("=", ".")):
+        build_data(recipe, tmp_path / "data")
+    assert [(path, problem.seen) for path, problem in check_recipe(recipe) if seen in problem.seen]
 
 
 def test_a_single_repository_and_text_without_the_fact_are_refused(tmp_path):

@@ -160,7 +160,7 @@ def test_a_tokenizer_without_the_control_tokens_is_refused(data):
     recipe = recipe.model_copy(update={"tokenizer": tokenizer})
     with pytest.raises(ConfigError, match="fill-in-the-middle, and a tokenizer without its three control tokens"):
         resolve(recipe, data_facts(manifest))
-    facts = dataclasses.replace(data_facts(manifest), infill=(P, S, M), vocabulary=260)
+    facts = dataclasses.replace(data_facts(manifest), infill=(P, S, M), vocabulary=260, tokenizer={})
     spec = resolve(recipe, facts)
     assert spec.stages[0].infill == InfillSpec(0.5, 0.5, (), (P, S, M), 3)
     assert Spec.from_json(spec.to_json()) == spec

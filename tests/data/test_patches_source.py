@@ -14,7 +14,7 @@ from prepare_helpers import prepared
 
 from headway.base.errors import ConfigError
 from headway.data.build import build_data
-from headway.data.sources import documents
+from headway.data.sources import documents, patches
 
 QUILT = """Description: Do not fail on an empty list
 Author: Jane Q. Public <jane@there.org>
@@ -99,6 +99,61 @@ def test_a_message_is_decoded_as_its_mail_says(tmp_path):
 def test_a_charset_that_nobody_has_is_counted(tmp_path):
     (tmp_path / "a.mbox").write_text("From x Mon Sep 17 00:00:00 2001\nFrom: a\nContent-Type: text/plain; charset=klingon\n\nx\n")
     assert [document.dropped for document in found(tmp_path)] == ["undecodable"]
+
+
+BEGIN = "From x Mon Sep 17 00:00:00 2001\nFrom: a\nSubject: {}\n\n"
+
+
+@pytest.mark.parametrize("name", ["fix.patch", "all.mbox"])
+def test_what_stands_before_the_first_message_is_a_document(series, tmp_path, name):
+    mails = [path.read_text() for path in sorted(series.iterdir())]
+    head = "Description: Do not fail\nOrigin: upstream\n\n"
+    (tmp_path / name).write_text(head + "".join(mails))
+    (tmp_path / "blank.mbox").write_text("\n\n" + mails[0])
+    documents = {document.origin: document.text for document in found(tmp_path)}
+    assert documents[f"{name}:0"] == head
+    assert [documents[f"{name}:{number}"] for number in (1, 2, 3)] == [document.text for document in found(series)]
+    assert [origin for origin in documents if "blank" in origin] == ["blank.mbox:1"]
+
+
+def test_the_largest_size_is_that_of_a_message(tmp_path, monkeypatch):
+    monkeypatch.setattr(patches, "LARGEST_DOCUMENT_BYTES", 1_000)
+    monkeypatch.setattr(patches, "_PIECE", 100)
+    bodies = ["x" * 900, "line of text\n" * 60, "y" * 2_000, "line of text\n" * 200, "z\n", "From here at 10:10:10 on\nno head\n"]
+    parts = [BEGIN.format(number) + body.rstrip("\n") + "\n" for number, body in enumerate(bodies)]
+    (tmp_path / "all.mbox").write_text("".join(parts))
+    (tmp_path / "plain.diff").write_text("+line of text\n" * 200)
+    (tmp_path / "short.diff").write_text("+line\n")
+    assert [(document.origin, document.dropped) for document in found(tmp_path)] == [
+        *((f"all.mbox:{number}", "too_large" if number in (3, 4) else "") for number in range(1, 7)),
+        ("plain.diff", "too_large"),
+        ("short.diff", ""),
+    ]
+    assert found(tmp_path)[5].text.endswith("\n\nFrom here at 10:10:10 on\nno head\n")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "Date: Mon, 01 Jan 2020 00:00:00 +999999999999999999999999",
+        "Date: 1 Jan 20200000000000000000000000 00:00:00",
+        "Date: Mon, 99 Jan 0000 99:99:99 +9999",
+        "Date: \x00",
+        "Subject: =?utf-8?q?" + "=" * 50,
+        "Subject: " + "(" * 5_000,
+        "From: " + "<" * 500 + "@" * 500,
+        "Content-Type: text/plain; charset=\x00",
+        "Content-Type: ;;;=;",
+        "Content-Transfer-Encoding: base64",
+        "MIME-Version: 1.0\nContent-Type: multipart/mixed",
+        "MIME-Version: 1.0\nContent-Type: message/rfc822",
+    ],
+)
+def test_no_damage_of_a_head_ends_the_build(tmp_path, line):
+    (tmp_path / "a.mbox").write_text(BEGIN.format("whole") + "text\n" + BEGIN.format("b").replace("Subject: b", line) + "=x\n")
+    whole, damaged = found(tmp_path)
+    assert whole.text.endswith("text\n")
+    assert damaged.dropped in ("", "undecodable")
 
 
 THREAD = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -21,6 +22,7 @@ from headway.base.errors import ConfigError, EnvironmentFault
 from headway.base.files import read_json
 from headway.data.build import build_data
 from headway.data.manifest import MANIFEST_FILE, REPORT_FILE
+from headway.data.pool import Pool
 from headway.data.prepare import pipeline
 from headway.data.prepare.batches import Batch, read_pieces, read_settled, write_pieces
 from headway.data.prepare.order import steps_of
@@ -30,6 +32,7 @@ from headway.data.prepare.steps import Piece
 from headway.data.prepare.worker import prepare
 from headway.data.registry import write_registry
 from headway.data.sources import Document
+from headway.recipe.preparation import Prepare
 
 
 @pytest.fixture
@@ -79,6 +82,27 @@ def test_a_piece_comes_back_from_another_process_as_if_it_had_stayed(tmp_path):
         for got, own in zip(found.measured, measured_of(wanted.piece, comparing), strict=True):
             assert [array.tolist() for array in got] == [array.tolist() for array in own]
     assert not list(tmp_path.glob("0.*"))
+
+
+def test_documents_come_in_their_order_whichever_process_is_done_first(recipe, tmp_path, monkeypatch):
+    names = ["wanted", "short"] * 21
+    letters = random.Random(0)
+    words = [" ".join("".join(letters.choices("abcdefgh", k=5)) for _ in range(200 if name == "wanted" else 1)) for name in names]
+    texts = {f"{name}-{number}": text for number, (name, text) in enumerate(zip(names, words, strict=True))}
+    monkeypatch.setattr(pipeline, "_BATCH_DOCUMENTS", 3)
+    monkeypatch.setattr(pipeline, "Pool", lambda module, *rest: Pool("late_worker", *rest))
+    monkeypatch.setenv("PYTHONPATH", f"{Path(__file__).parent}:{os.environ.get('PYTHONPATH', '')}")
+    asked = Prepare.model_validate({"quality": {}, "near_duplicates": {}})
+    data = recipe.data.model_copy(update={"prepare": asked, "sources": recipe.data.sources[:1]})
+    found = []
+    for workers in (1, 2):
+        read = lambda source: (Document(text, origin) for origin, text in texts.items())  # noqa: E731
+        preparation = Preparation(data, tmp_path, read, lambda what, facts: None, workers=workers)
+        documents = list(preparation.documents(data.sources[0]))
+        found.append([(document.origin, document.text, document.dropped) for document in documents])
+        preparation.close()
+    assert found[0] == found[1]
+    assert {dropped for _, _, dropped in found[0]} == {"", "short"}
 
 
 def test_what_a_process_refuses_is_the_builds_one_message(recipe, tmp_path, monkeypatch):

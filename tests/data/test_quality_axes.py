@@ -7,11 +7,14 @@ from pathlib import Path
 
 import pytest
 from data_helpers import small_recipe
+from hypothesis import example, given
+from hypothesis import strategies as st
 from prepare_helpers import library, prepared
 
 from headway.base.files import read_json
 from headway.data.build import build_data
 from headway.data.manifest import REPORT_FILE
+from headway.data.prepare import axes
 from headway.data.prepare.axes import brackets_close, density, parse_integrity
 from headway.data.prepare.steps import Piece
 from headway.data.sources.jsonl import numbers_of
@@ -42,6 +45,17 @@ def test_brackets_in_strings_comments_and_the_preprocessor_are_none():
     assert not brackets_close(good + "}")
     assert not brackets_close("f(]")
     assert not brackets_close("{ (")
+    assert brackets_close(good + "/* (")
+
+
+@given(st.text('/*"`\\\n a', max_size=60))
+@example("/* " * 20)
+@example('"' + r"\"" * 20)
+@example('"' + r"\"" * 20 + "\\")
+def test_no_search_for_the_end_of_a_comment_or_string_is_in_vain(text):
+    """So that the scan is linear: what was searched is not searched again from the next place where one might begin."""
+    skipped = axes._NO_BRACKETS.split(text)
+    assert not any(begin in part for part in skipped for begin in ("/*", '"', "`"))
 
 
 def test_real_code_parses_and_cut_off_code_does_not():

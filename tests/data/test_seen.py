@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import random
 
 import pytest
+from data_helpers import small_recipe, write_words
 
+from headway.base.errors import EnvironmentFault
+from headway.data.build import build_data
+from headway.data.prepare.keys import KeyTable
 from headway.data.seen import Seen
 
 
@@ -35,3 +41,19 @@ def test_a_table_that_was_left_behind_is_replaced(tmp_path):
     seen = Seen(tmp_path / "seen")
     assert seen.holder(b"\xff" * 16, 0) is None
     seen.close()
+
+
+def test_a_full_disk_is_an_error_and_no_signal(tmp_path, monkeypatch):
+    asked = []
+
+    def full(descriptor, start, size):
+        asked.append(size)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(OSError, match="No space left"):
+        KeyTable("keys", tmp_path)
+    recipe = small_recipe([{"name": "a", "kind": "text-tree", "path": str(write_words(tmp_path / "a", 20))}])
+    with pytest.raises(EnvironmentFault, match="free space on that filesystem"):
+        build_data(recipe, tmp_path / "data")
+    assert len(asked) == 2

@@ -9,6 +9,7 @@ import tracemalloc
 
 import fsspec
 import pytest
+from fsspec.spec import AbstractBufferedFile
 
 from headway.base.errors import ConfigError, EnvironmentFault
 from headway.data.sources import Document, documents, jsonl, open_source, places
@@ -44,6 +45,28 @@ def place(request, tmp_path):
 def put(url: str, data: bytes) -> None:
     with fsspec.open(url, "wb") as file:
         file.write(data)
+
+
+class FromStorage(AbstractBufferedFile):
+    """A file as clients of object storage give it: fetched by ranges, and its readline takes no size."""
+
+    def __init__(self, data: bytes):
+        self.data = data
+        super().__init__(fsspec.filesystem("memory"), "/file", mode="rb", size=len(data))
+
+    def _fetch_range(self, start: int, end: int) -> bytes:
+        return self.data[start:end]
+
+
+def test_lines_are_read_from_files_of_object_storage():
+    lines = [json.dumps(line).encode() + b"\n" for line in LINES]
+    for name, data in {
+        "a.jsonl": b"".join(lines),
+        "a.jsonl.gz": gzip.compress(b"".join(lines)),
+        "a.jsonl.zst": packed(LINES),
+    }.items():
+        file = places.SourceFile(name, name, (), "", len(data), lambda data=data: FromStorage(data))
+        assert [json.loads(line) for line in jsonl.lines_of(file)] == LINES
 
 
 def test_a_url_gives_what_a_directory_gives(place, tmp_path):

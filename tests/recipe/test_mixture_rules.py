@@ -267,3 +267,39 @@ def test_a_draft_is_rebalanced_by_what_is_declared_and_remembers_what_was_asked(
     assert 19_900 < stage.sequences * 64 * stage.quanta[0] / QUANTA <= 20_000
     with pytest.raises(ConfigError, match="source a: the stages take 64,512 tokens, its cap allows 20,000, and no mixture"):
         spec_of(tmp_path, "mixture = { a = 1 }\n", None, *sets, "data.beyond_cap=rebalance")
+
+
+DECLARED = """\
+[[stages]]
+name = "rest"
+tokens = "64k"
+sequence = 64
+batch = 1024
+mixture_rule = { kind = "temperature", temperature = 1 }
+"""
+ALL_SIZES = ["data.sources.0.inventory=2k", "data.sources.1.inventory=10k", "data.sources.2.inventory=20k"]
+
+
+@pytest.mark.parametrize(
+    ("main", "sets", "seen"),
+    [
+        ("mixture = { a = 1, b = 15 }", ALL_SIZES, "the stages take 8,000 of source 'a', which has 2,000: 4 passes"),
+        ("mixture = { a = 1, b = 15 }", ALL_SIZES[:2], "the stages take at least 4,000 of source 'a', which has 2,000: 2 passes"),
+        ('mixture_rule = { kind = "unimax", epochs = 60 }', ALL_SIZES, "of source 'a', which has 2,000: 12.7 passes"),
+        (
+            'mixture_rule = { kind = "quality", temperature = 1, axis = "density" }',
+            ALL_SIZES,
+            "take at least 4,000 of source 'a'",
+        ),
+        ('mixture_rule = { kind = "unimax", epochs = 0.1 }', ALL_SIZES, "take at least 4,000 of source 'a'"),
+        ('mixture_rule = { kind = "unimax" }', ALL_SIZES, "unimax without epochs"),
+    ],
+)
+def test_what_rules_take_counts_against_the_declared_inventory(tmp_path, main, sets, seen):
+    with pytest.raises(ConfigError) as refused:
+        spec_of(tmp_path, f"{main}\n{DECLARED}", None, "data.sources.0.cap_epochs=1.5", *sets)
+    assert seen in str(refused.value)
+
+
+def test_where_the_rule_keeps_within_caps_nothing_is_said(tmp_path):
+    spec_of(tmp_path, DECLARED.split("batch = 1024\n")[1], None, "data.sources.0.cap_epochs=2", *ALL_SIZES)

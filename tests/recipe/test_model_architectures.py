@@ -26,7 +26,7 @@ from headway.recipe.roles import (
     norms_of_block,
     parameter_shapes,
 )
-from headway.recipe.schema import Experts, Model, Optimizer
+from headway.recipe.schema import Experts, Model, Optimizer, Tokenizer
 from headway.recipe.spec import ADDED, ExpertsSpec, LatentSpec, ModelSpec, MupSpec, PrecisionSpec, RopeSpec, Spec, YarnSpec
 from headway.recipe.trainable import refuse_untrainable
 
@@ -330,7 +330,7 @@ def test_keys_that_are_read_may_stand(load, tmp_path):
 
 
 def test_a_row_of_the_table_names_keys_that_there_are():
-    sections = {("optimizer",): Optimizer, ("model",): Model, ("model", "experts"): Experts}
+    sections = {("tokenizer",): Tokenizer, ("optimizer",): Optimizer, ("model",): Model, ("model", "experts"): Experts}
     for row in TABLE:
         assert {row.key, row.other} <= set(sections[row.section].model_fields), row
 

@@ -12,6 +12,8 @@ from typing import Any
 
 from headway.base.errors import RunError, from_os_error
 
+_ZEROS = 2**20
+
 
 def fsync_directory(path: Path) -> None:
     """A rename is durable only after its directory is."""
@@ -27,6 +29,21 @@ def write_all(descriptor: int, data: bytes | memoryview) -> None:
     view = memoryview(data).cast("B")
     while len(view):
         view = view[os.write(descriptor, view) :]
+
+
+def fill_with_zeros(descriptor: int, size: int) -> None:
+    """Of a new file, so that it may be mapped: a hole would end the process by SIGBUS where the disk is full when it is written.
+
+    OSError where there is no room.
+    """
+    try:
+        os.posix_fallocate(descriptor, 0, size)
+    except OSError as error:
+        if error.errno not in (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL):
+            raise
+        zeros = memoryview(bytes(min(size, _ZEROS)))
+        for start in range(0, size, _ZEROS):
+            write_all(descriptor, zeros[: min(_ZEROS, size - start)])
 
 
 def require_room(directory: Path, needed_bytes: int) -> None:

@@ -22,8 +22,8 @@ def build(
         int | None,
         Parameter(
             metavar="N",
-            help="Processes that tokenise. The result is the same whatever their number. Default: one per core for much text, "
-            "this one alone for little.",
+            help="Processes that prepare and tokenise. The result is the same whatever their number. Default: one per core for "
+            "much text, this one alone for little.",
             validator=validators.Number(gte=1, lte=1024),
         ),
     ] = None,

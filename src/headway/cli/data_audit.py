@@ -249,7 +249,7 @@ def inventory_lines(found: Any) -> Iterator[str]:
     """All training text by what the documents' sources knew of them."""
     from headway.base.units import format_bytes
     from headway.cli.output import table
-    from headway.data.inspect.inventory import by
+    from headway.data.inspect.groups import by
     from headway.data.inspect.terminal import one_line
 
     for fact in ("language", "licence"):

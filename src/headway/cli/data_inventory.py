@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -41,8 +42,8 @@ def inventory(
 
 def measured(directory: Path, recipe: str | None, overrides: Any, *, show_progress: bool) -> list[Any]:
     from headway.cli.describe import describe
-    from headway.data.freeze import data_facts
-    from headway.data.inspect.stock import inventory as measure
+    from headway.data.freeze import data_facts, rebalanced
+    from headway.data.inspect.inventory import inventory as measure
     from headway.data.manifest import MANIFEST_FILE, DataManifest
     from headway.data.stream import source_coverage
     from headway.recipe.resolve import resolve
@@ -54,7 +55,11 @@ def measured(directory: Path, recipe: str | None, overrides: Any, *, show_progre
     coverage = None
     if recipe is not None:
         loaded = describe(recipe, overrides, None, runnable=False).loaded
-        coverage = source_coverage(resolve(loaded, data_facts(DataManifest.load(directory))))
+        spec = resolve(loaded, data_facts(DataManifest.load(directory)))
+        if loaded.recipe.data.beyond_cap == "rebalance":
+            with suppress(ConfigError):  # no mixture fits: the passes that were asked show which caps they break
+                spec = rebalanced(spec)
+        coverage = source_coverage(spec)
     done = 0
 
     def tell(tokens: int) -> None:
@@ -87,7 +92,7 @@ def facts(source: Any) -> dict[str, Any]:
         "unique": asdict(unique) | {"tokens_estimate": unique.tokens(entry.tokens)},
         "quality": entry.quality,
         "synthetic": asdict(entry.synthetic) if entry.synthetic else None,
-        "passes": asdict(source.passes) if source.passes else None,
+        "passes": asdict(source.passes) | {"within_cap": source.passes.within_cap} if source.passes else None,
         "passes_over_unique": source.passes_over_unique,
     }
 
@@ -111,6 +116,8 @@ def lines(found: list[Any]) -> Iterator[str]:
     yield from table(titles, [token_row(source) for source in found])
     yield ""
     yield "unique documents: tokens of those that no source before has; estimated: by the share of different runs of 13 tokens"
+    yield from (sample_line(source) for source in found if min(sampled(source)) < 1)
+    yield from (cap_line(source) for source in found if source.passes and not source.passes.within_cap)
     yield from (made_up_line(source) for source in found if source.entry.synthetic)
     yield from (quality_line(source) for source in found if source.entry.quality)
     for source in found:
@@ -154,6 +161,25 @@ def token_row(source: Any) -> list[str]:
         f"{passes.epochs:.3g}" if passes else "-",
         f"{over:.3g}" if over is not None else "-",
     ]
+
+
+def sampled(source: Any) -> tuple[float, float]:
+    """Shares of its documents and of its runs of tokens that were looked at."""
+    return source.unique.documents_sampled, source.unique.grams_sampled
+
+
+def sample_line(source: Any) -> str:
+    from headway.data.inspect.terminal import one_line
+
+    documents, grams = sampled(source)
+    return f"{one_line(source.entry.name)}: from a sample of {documents:.3g} of all documents and {grams:.3g} of its runs"
+
+
+def cap_line(source: Any) -> str:
+    from headway.data.inspect.terminal import one_line
+
+    name, passes = one_line(source.entry.name), source.passes
+    return f"{name}: {passes.epochs:.3g} passes are beyond its cap of {passes.cap_epochs:g}, such a run is refused"
 
 
 def made_up_line(source: Any) -> str:

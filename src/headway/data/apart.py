@@ -14,9 +14,10 @@ from headway.base.errors import ConfigError
 from headway.data.assemble import SourceWork
 from headway.data.manifest import HeldOutRule
 from headway.data.parts import token_counts
-from headway.data.split import FACT, KEYS, UNKNOWN, Arranged, Lowest, lowest, reaching, rule, threshold_of
+from headway.data.split import FACT, UNKNOWN, Arranged, Lowest, lowest, reaching, rule, threshold_of
 from headway.data.spool import SealedSpool, Shuffled
 from headway.data.tokenizer import Tokenizer
+from headway.recipe.held_out_checks import check_held_out, rule_of
 
 if TYPE_CHECKING:
     from headway.recipe.schema import Data
@@ -28,12 +29,15 @@ class Apart:
     """Of one build. ``spools``: of its sources, as far as they are read; ``made``: where orders are written."""
 
     def __init__(self, data: Data, *, seed: int, made: Path, spools: list[SealedSpool]):
+        """ConfigError: a threshold that is none."""
+        if problems := [problem for _, problem in check_held_out(data)]:
+            raise ConfigError(problems)
         self._data, self._seed, self._made, self._spools = data, seed, made, spools
         self.rules: dict[int, HeldOutRule] = {}  # by source, of those that are not split by order
 
     def by(self, source: Any) -> str:
         """The rule of a source."""
-        return (source.held_out_by or self._data.held_out_by) if self._data.held_out else "order"
+        return rule_of(self._data, source)
 
     def identity(self, number: int) -> list[Any] | None:
         """None for order: inputs digests of builds before there were others stay."""
@@ -45,12 +49,6 @@ class Apart:
         """Documents that may be held out come first; the tokenizer is trained on the others."""
         source, spool = self._data.sources[number], self._spools[number]
         by, name = self.by(source), source.name
-        if source.held_out_at is not None and by == "order":
-            raise ConfigError(
-                f"source {name}: held_out_at without a rule that it belongs to",
-                "order has no threshold, and nothing is held out with data.held_out = 0",
-                f"held_out_by is {', '.join(name for name in KEYS if name != 'order')}",
-            )
         if by != "order":
             limit = threshold_of(by, source.held_out_at) if source.held_out_at is not None else self._lowest(number).limit
             return self._arranged(number, limit)

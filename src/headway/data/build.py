@@ -54,7 +54,7 @@ from headway.data.sources import Opened, open_source, refuse_undisclosed
 from headway.data.split import KEYS
 from headway.data.spool import AsRead, SealedSpool, Spool, remove
 from headway.data.tokenizer import TOKENIZER_FILE, Tokenizer
-from headway.data.vocabulary.obtain import Made, identity, obtain
+from headway.data.vocabulary.obtain import Made, brought_by, obtain
 from headway.data.workspace import publish, workspace
 from headway.recipe.digests import recipe_content
 from headway.recipe.load import LoadedRecipe
@@ -80,8 +80,8 @@ def build_data(
 ) -> DataManifest:
     """Build, or verify and reuse, the data of ``recipe`` in ``directory``.
 
-    ``workers``: processes that tokenise, 1: this one, None: one per core for much text. ``part_bytes``: text of what a killed
-    build may have to do again, per process; None: by the size of the source. Neither shows in the result.
+    ``workers``: processes that prepare and tokenise, 1: this one, None: one per core for much text. ``part_bytes``: text of what
+    a killed build may have to do again, per process; None: by the size of the source. Neither shows in the result.
     ``progress`` is told (what, facts): reading, documents, tokenizer, tokens, written, reused. Errors: ConfigError for an empty
     source, a vocabulary that does not fit, a directory in use for something else; EnvironmentFault for what the machine refuses.
     """
@@ -119,6 +119,7 @@ class _Build:
         self.recipe, self.directory, self.work, self.settings, self.tell = recipe, directory, work, settings, tell
         self.seed: int = recipe.seed if recipe.data.seed is None else recipe.data.seed
         self.output, self.made = work / "data", work / "made"
+        self.brought = brought_by(recipe.tokenizer)  # what is wrong with it is said before sources are read
         self.spools: list[SealedSpool] = []
         self.apart = Apart(recipe.data, seed=self.seed, made=self.made, spools=self.spools)
         self.reads: dict[str, AsRead] = {}  # by source, as far as their documents have been read
@@ -201,7 +202,7 @@ class _Build:
         own = source.model_dump(mode="json", exclude=_LABELS | {"inventory", "held_out_at"})
         own["held_out_by"] = self.apart.by(source)
         common = self.recipe.data.model_dump(
-            mode="json", exclude={"seed", "held_out", "held_out_by", "chunk", "dtype", "sources"}
+            mode="json", exclude={"seed", "held_out", "held_out_by", "chunk", "dtype", "beyond_cap", "sources"}
         )
         before = [spool.receipt.content for spool in self.spools]
         program = [_FORMAT, __version__, platform.python_version()]
@@ -211,8 +212,8 @@ class _Build:
         recipe = self.recipe
         sources = [[s.name, spool.receipt.content, len(spool)] for s, spool in zip(recipe.data.sources, self.spools)]
         keys = recipe_content(recipe)["tokenizer"]
-        if brought := identity(recipe.tokenizer):
-            keys |= {"brought": brought}
+        if self.brought is not None:
+            keys |= {"brought": self.brought.digest}
         tokenizer = [keys.pop(name) for name in ("kind", "vocabulary", "document_token")] + ([keys] if keys else [])
         settings = [_FORMAT, self.seed, recipe.data.held_out, recipe.data.chunk, self.settings.dtype, self.settings.shard_bytes]
         rules = [self.apart.identity(number) for number in range(len(self.spools))]
@@ -315,7 +316,7 @@ class _Build:
     def _produce(self, inputs: str) -> DataManifest:
         sources = [self.apart.split(number) for number in range(len(self.spools))]
         self._refuse_few_documents(sources)
-        tokenizer, made = obtain(self.recipe.tokenizer, list(sources), self.made)
+        tokenizer, made = obtain(self.recipe.tokenizer, self.brought, list(sources), self.made)
         tokenizer.save(self.output / TOKENIZER_FILE)
         self.tell("tokenizer", {"vocabulary": tokenizer.vocabulary, "digest": tokenizer.digest})
         sources = [self.apart.decided(number, work, tokenizer) for number, work in enumerate(sources)]
@@ -407,6 +408,9 @@ def describe(tokenizer: Tokenizer, wanted: TokenizerSection, made: Made) -> Toke
         lossy=wanted.lossy,
         trained_on=made.trained_on,
         brought=made.brought,
+        digits="" if made.brought else wanted.digits,
+        whitespace="" if made.brought else wanted.whitespace,
+        fim_tokens=wanted.fim_tokens,
     )
 
 

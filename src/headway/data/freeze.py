@@ -9,11 +9,11 @@ and the Spec says what was asked.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from headway.base.errors import ConfigError, Problem
 from headway.base.units import format_count
-from headway.data.manifest import DataManifest
+from headway.data.manifest import DataManifest, TokenizerEntry
 from headway.data.packing import packing_digest
 from headway.data.stream import Coverage, Stream, source_coverage
 from headway.recipe.load import LoadedRecipe
@@ -33,6 +33,7 @@ def data_facts(manifest: DataManifest) -> DataFacts:
         vocabulary=manifest.tokenizer.vocabulary,
         document_token=manifest.tokenizer.document_token,
         infill=manifest.tokenizer.fim,
+        tokenizer=_tokenizer_keys(manifest.tokenizer),
         sources=tuple(
             SourceFacts(
                 name=source.name,
@@ -45,11 +46,18 @@ def data_facts(manifest: DataManifest) -> DataFacts:
                     plan.sequence_length: PackedSpec(plan.bins, plan.target_share, packing_digest(plan))
                     for plan in source.packings
                 },
-                quality=dict(getattr(source, "quality", None) or {}),
+                quality=dict(source.quality),
             )
             for source in manifest.sources
         ),
     )
+
+
+def _tokenizer_keys(entry: TokenizerEntry) -> dict[str, Any]:
+    """Keys of the recipe's [tokenizer] as the data was built with them; what the entry does not know is not there."""
+    keys = {"kind": "file" if entry.brought else "bpe", "reserved": sorted(entry.reserved), "lossy": entry.lossy}
+    keys |= {name: value for name in ("digits", "whitespace") if (value := getattr(entry, name))}
+    return keys | ({"fim_tokens": list(entry.fim_tokens)} if entry.fim_tokens or not entry.fim else {})
 
 
 def freeze(recipe: Recipe | LoadedRecipe, manifest: DataManifest, *, parent: dict | None = None) -> Spec:

@@ -57,6 +57,9 @@ class TokenizerEntry:
     lossy: bool = False  # text may come back changed
     trained_on: dict[str, int] = field(default_factory=dict)  # source -> bytes of text, of one that was trained here
     brought: str = ""  # digest of the file that it was converted from
+    digits: str = ""  # how text was split, of one that was trained here; empty: written before it was recorded
+    whitespace: str = ""
+    fim_tokens: tuple[str, ...] = ()  # names of ``fim``; empty beside ids: written before they were recorded
 
     def content(self) -> dict:
         """What later versions added is left out at its default, so that digests of earlier data stay; how it came about too."""

@@ -13,6 +13,8 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from headway.base.files import fill_with_zeros
+
 DIGEST_BYTES = 16
 _SOURCE_BYTES = 2
 _FEWEST_SLOTS = 2**12
@@ -55,7 +57,7 @@ class DigestTable:
         self._path.unlink(missing_ok=True)
         descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
-            os.ftruncate(descriptor, slots * self._slot)
+            fill_with_zeros(descriptor, slots * self._slot)
             return mmap.mmap(descriptor, slots * self._slot)
         finally:
             os.close(descriptor)

@@ -27,9 +27,9 @@ from typing import Protocol
 
 import numpy as np
 
-from headway.base.errors import ConfigError
+from headway.base.times import iso_time, seconds_of
 from headway.data.manifest import HeldOutRule
-from headway.data.times import iso_time, seconds_of
+from headway.recipe.held_out_checks import threshold_number
 
 KeyOf = Callable[[str, Mapping[str, str]], int]
 """Text and facts of a document -> its key."""
@@ -68,22 +68,10 @@ FACT = {"repository": "repository", "time": "time"}
 
 
 def threshold_of(by: str, at: str) -> int:
-    """From how it is written. ConfigError: it is no threshold of that kind."""
-    if by == "time":
-        seconds = seconds_of(at)
-        if seconds is not None:
-            return _NOW - seconds + 1
-    elif at.startswith("0x"):
-        try:
-            return min(int(at, 16), 2**63)
-        except ValueError:
-            pass
-    forms = {"time": 'a time, such as held_out_at = "2024-05-01"', "order": "nothing: order has no threshold"}
-    raise ConfigError(
-        f"held_out_at = {at!r} with held_out_by = {by!r}",
-        f"it is {forms.get(by, 'the threshold that an earlier build recorded, such as 0x00a3d70a3d70a3d7')}",
-        "leave it out to have it found for data.held_out tokens",
-    )
+    """From how it is written, which the recipe's checks have seen."""
+    number = threshold_number(by, at)
+    assert number is not None, at
+    return _NOW - number + 1 if by == "time" else number
 
 
 def written(by: str, threshold: int) -> str:

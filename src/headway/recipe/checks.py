@@ -13,15 +13,16 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from headway.base.errors import Problem
-from headway.base.units import format_count
 from headway.recipe.findings import Finding as Finding
 from headway.recipe.findings import divisors as divisors
 from headway.recipe.findings import found
+from headway.recipe.held_out_checks import check_held_out
 from headway.recipe.idle_keys import check_idle
+from headway.recipe.inventory_checks import check_inventory
 from headway.recipe.lines import KeyPath
 from headway.recipe.mixture_checks import check_rule
 from headway.recipe.model_checks import check_context, check_model, check_nominal, check_samples
@@ -34,12 +35,10 @@ if TYPE_CHECKING:
 
 LARGEST_UINT16_VOCABULARY = 2**16
 SMALLEST_CLIP_NORM = 1e-12
-ROUNDING = 1e-9
 READ_FROM_A_PATH = ("text-tree", "code-tree", "jsonl", "parquet", "huggingface", "patches")
 KINDS_WITH = {"revision": ("huggingface",), "repository_level": ("code-tree",), "exclude": READ_FROM_A_PATH}
 """Key of a source -> the kinds that read it."""
 AXES_WITHOUT_RULE = ("correctness", "coherence", "authority", "difficulty", "harm")
-"""Shares of a mixture are floats: a source that is taken exactly as often as allowed is not refused."""
 
 
 def check_objective(objective: Objective) -> Iterator[Finding]:
@@ -85,6 +84,7 @@ def check_data(data: Data) -> Iterator[Finding]:
                 'set apart at least one sequence of the longest stage, for example held_out = "100k"',
             ),
         )
+    yield from check_held_out(data)
     axes = data.prepare.quality_axes if data.prepare else None
     for name in AXES_WITHOUT_RULE if axes else ():
         axis = getattr(axes, name)
@@ -301,33 +301,6 @@ def check_mixture(index: int, stage: Stage, source_names: Sequence[str]) -> Iter
                     nearest_hint(name, source_names) or "add the source or remove the weight",
                 ),
             )
-
-
-def check_inventory(data: Data, stages: Mapping[int, Stage]) -> Iterator[Finding]:
-    """What the stages take of each source against what is declared to exist, times the passes that are allowed."""
-    if data.beyond_cap == "rebalance":
-        return
-    for index, source in enumerate(data.sources):
-        if source.inventory is None or source.cap_epochs is None:
-            continue
-        shares = {place: _share(stage, source.name) for place, stage in stages.items()}
-        taken = sum(stages[place].tokens * share for place, share in shares.items())
-        allowed = source.inventory * source.cap_epochs
-        if taken > allowed * (1 + ROUNDING):
-            largest = max(shares, key=lambda place: stages[place].tokens * shares[place])
-            yield found(
-                ("data", "sources", index, "inventory"),
-                f"tokens above data x caps: the stages take {format_count(taken)} of source {source.name!r}, "
-                f"which has {format_count(source.inventory)}: {taken / source.inventory:.3g} passes",
-                f"cap_epochs allows {source.cap_epochs:g} passes, {format_count(allowed)} tokens",
-                f"{allowed / taken:.3g} of its weight would fit, or as much of the stages' tokens; most goes to stage "
-                f"{stages[largest].name!r}. Or raise cap_epochs to {taken / source.inventory:.3g}",
-            )
-
-
-def _share(stage: Stage, source: str) -> float:
-    total = sum(stage.mixture.values())
-    return stage.mixture.get(source, 0.0) / total if total > 0 else 0.0
 
 
 def check_vocabulary(tokenizer: Tokenizer, data: Data) -> Iterator[Finding]:

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from headway.recipe.schema import Stage
 
 ROUNDING = 1e-9
+"""Shares of a mixture are floats: a source that is taken exactly as often as allowed is not refused."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +38,7 @@ class Known:
 
     sources: Sequence[SourceSpec]
     shares: Sequence[float]  # target tokens per token of this stage's windows, by source
-    before: Sequence[StageSpec]  # the stages before this one
+    taken: Sequence[float]  # target tokens that stages before this one take, by source
     quality: Mapping[str, Mapping[str, float]]
 
 
@@ -149,7 +150,7 @@ def unimax(budget: float, allowed: Sequence[float]) -> list[float]:
 def _unimax(stage: Stage, rule: MixtureRule, chosen: Sequence[SourceSpec], known: Known, where: str) -> list[float]:
     assert rule.epochs is not None
     places = [list(known.sources).index(source) for source in chosen]
-    taken = [target_tokens(known.before, known.sources, place) for place in places]
+    taken = [known.taken[place] for place in places]
     passes = [rule.epochs * source.tokens * source.target_share for source in chosen]
     allowed = [max(0.0, whole - used) for whole, used in zip(passes, taken, strict=True)]
     budget, there_is = stage.tokens * math.fsum(known.shares[place] for place in places) / len(places), math.fsum(allowed)

@@ -1,7 +1,7 @@
 """[data.prepare] of the recipe: what is done to documents before they become tokens.
 
-Every step is a section of its own and off where it is left out. They run in the order in which they stand here;
-``data/prepare`` says what each of them does.
+Every step is a section of its own, and off where it is left out; but wherever [data.prepare] stands, text evens out line ends.
+They run in the order in which they stand here; ``data/prepare`` says what each of them does.
 """
 
 from __future__ import annotations
@@ -168,8 +168,8 @@ class Repositories(Section):
 
 
 class Prepare(Section):
-    """What is done to documents before they become tokens: every step is off where it is left out. Steps and settings are part
-    of the build's identity, and each counts what it left out, by reason, in the manifest and in preparation.json."""
+    """What is done to documents before they become tokens: text always, any other step where it is asked for. Steps and settings
+    are part of the build's identity, and each counts what it left out, by reason, in the manifest and in preparation.json."""
 
     text: Text = said("Unicode and line ends", Text())
     extensions: Extensions | None = said("which files, by name; None: all", None)

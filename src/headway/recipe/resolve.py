@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from headway.base.errors import ConfigError, Problem
 from headway.recipe.checks import Finding, check_recipe, nearest_hint
 from headway.recipe.digests import recipe_content, recipe_digest
 from headway.recipe.lines import KeyPath
 from headway.recipe.load import LoadedRecipe
-from headway.recipe.mixture_rules import Known, mixture_quanta, sources_of, weights_of
+from headway.recipe.mixture_rules import Known, mixture_quanta, sources_of, target_tokens, weights_of
 from headway.recipe.rebalance import Mixtures, NothingFits, rebalance
 from headway.recipe.resolved_model import default_ffn_width as default_ffn_width
 from headway.recipe.resolved_model import optional_float, resolve_yarn
@@ -66,6 +66,7 @@ class DataFacts:
     document_token: str
     sources: tuple[SourceFacts, ...]
     infill: tuple[int, ...] = ()  # ids of prefix, suffix and middle; none: the tokenizer has no such tokens
+    tokenizer: Mapping[str, Any] = field(default_factory=dict)  # other keys of [tokenizer] that it was built with
 
 
 def resolve(recipe: Recipe | LoadedRecipe, facts: DataFacts | None, *, parent: dict | None = None) -> Spec:
@@ -185,7 +186,8 @@ def resolve_stages(
     for index, stage in enumerate(stages):
         packed = _packed(stage, sources, facts)
         shares = [plan.target_share for plan in packed] or [s.target_share for s in sources]
-        known = Known(sources=sources, shares=shares, before=resolved, quality=quality)
+        taken = [target_tokens(resolved, sources, place) for place in range(len(sources))]
+        known = Known(sources=sources, shares=shares, taken=taken, quality=quality)
         weights, rule = weights_of(stage, known, locate(("stages", index, "mixture_rule")))
         yarn = rope.yarn if stage.yarn is None else resolve_yarn(stage.yarn)
         rope = RopeSpec(float(stage.rope_base or rope.base), yarn)
@@ -281,11 +283,10 @@ def facts_findings(recipe: Recipe, facts: DataFacts) -> list[Finding]:
     rebuild = "build the data again with: headway data build"
     rule = "a run trains on the tokens it was described with"
     findings: list[Finding] = []
-    for key, built, asked in (
-        ("vocabulary", facts.vocabulary, recipe.tokenizer.vocabulary),
-        ("document_token", facts.document_token, recipe.tokenizer.document_token),
-    ):
-        if built != asked:
+    asked_keys = recipe.tokenizer.model_dump(mode="json") | {"reserved": sorted(recipe.tokenizer.reserved_tokens)}
+    built_keys = {"vocabulary": facts.vocabulary, "document_token": facts.document_token} | dict(facts.tokenizer)
+    for key, built in built_keys.items():
+        if built != (asked := asked_keys[key]):
             seen = f"the data was built with {key} {built!r}, the recipe has {asked!r}"
             findings.append((("tokenizer", key), Problem(seen, rule, rebuild)))
     known = {source.name: source for source in facts.sources}

@@ -22,7 +22,7 @@ from pathlib import Path
 import numpy as np
 
 from headway.data.facts import Table
-from headway.data.inspect.inventory import Group, Inventory
+from headway.data.inspect.groups import Group, GroupSums
 from headway.data.inspect.probes import (
     ControlToken,
     RoundTrip,
@@ -221,13 +221,13 @@ class _Auditing:
         entry = self.reader.manifest.sources[number]
         counts, beyond = np.zeros(self.vocabulary, np.int64), 0
         table = Table.of(self.reader.place, entry)
-        inventory = Inventory(table, self.reader.document_ends(number), self._token_bytes) if table is not None else None
+        sums = GroupSums(table, self.reader.document_ends(number), self._token_bytes) if table is not None else None
         for block in self.reader.training_blocks(number):
             known = block[block < self.vocabulary]
             beyond += block.size - known.size
             counts += np.bincount(known, minlength=self.vocabulary)
-            if inventory is not None:
-                inventory.add(block)
+            if sums is not None:
+                sums.add(block)
             tell(block.size)
         documents = list(self._documents(number, sample_tokens))
         measured = [document.measured for document in documents]
@@ -248,7 +248,7 @@ class _Auditing:
             document_bytes_per_token=np.array([m.bytes_per_token for m in measured if m.tokens]),
             document_tokens_per_word=np.array([m.tokens_per_word for m in measured if m.words]),
             encoded_otherwise=sum(document.encoded_otherwise for document in documents),
-            groups=inventory.groups() if inventory is not None else None,
+            groups=sums.groups() if sums is not None else None,
         )
 
     def _documents(self, number: int, sample_tokens: int) -> Iterator[_Document]:

@@ -34,10 +34,14 @@ UNKNOWN = math.nan
 _DEFLATE_LEVEL = 1
 _BRACKETED = (".c", ".h", ".cc", ".cpp", ".hpp", ".java", ".go", ".rs")
 _NO_BRACKETS = re.compile(
-    r"""//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\])*"|`[^`]*`|'(?:\\[^\n]{1,10}|[^'\\\n])'|^[ \t]*\#(?:[^\n\\]|\\\n|\\.)*""",
+    r"""//[^\n]*|/\*.*?(?:\*/|\Z)|"(?:\\(?:.|\Z)|[^"\\])*(?:"|\Z)|`[^`]*(?:`|\Z)|'(?:\\[^\n]{1,10}|[^'\\\n])'|"""
+    r"""^[ \t]*\#(?:[^\n\\]|\\\n|\\.)*""",
     re.DOTALL | re.MULTILINE,
 )
-"""Comments, strings, characters; and lines of the preprocessor, whose branches may open what another closes."""
+"""Comments, strings, characters; and lines of the preprocessor, whose branches may open what another closes.
+
+What is not closed ends the scan: looking for an end from every place where one might begin would be quadratic.
+"""
 
 _BRACKET = re.compile(r"[()\[\]{}]")
 _OPENED_BY = {")": "(", "]": "[", "}": "{"}
@@ -94,7 +98,7 @@ def brackets_close(text: str) -> bool:
 _PARSERS: dict[str, Callable[[str], bool]] = {".py": _python_parses, ".json": _json_parses, ".toml": _toml_parses}
 _PARSERS |= dict.fromkeys(_BRACKETED, brackets_close)
 RULES: dict[str, Callable[[Piece], float]] = {"density": density, "parse_integrity": parse_integrity}
-_VERSION_OF_RULE = {"density": zlib.ZLIB_RUNTIME_VERSION, "parse_integrity": "{}.{}".format(*sys.version_info)}
+_VERSION_OF_RULE = {"density": zlib.ZLIB_RUNTIME_VERSION, "parse_integrity": "2, {}.{}".format(*sys.version_info)}
 
 
 # --- the step

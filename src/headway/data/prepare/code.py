@@ -10,8 +10,8 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
+from headway.base.times import seconds_of
 from headway.data.prepare.steps import Piece, Step, Verdict
-from headway.data.times import seconds_of
 
 VENDORED = frozenset(
     ("vendor", "vendored", "_vendor", "third_party", "third-party", "thirdparty", "3rdparty", "site-packages")

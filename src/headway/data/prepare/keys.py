@@ -19,6 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from headway.base.errors import EnvironmentFault
+from headway.base.files import fill_with_zeros
 
 LIMIT_BYTES = 8 * 2**30
 """Of one table. A build that needs more is refused instead of filling the disk."""
@@ -28,11 +29,11 @@ _BLOCK = 2**16
 
 
 def mapped(directory: Path | None, bytes_: int) -> mmap.mmap:
-    """Zeros in a file without a name, below ``directory``; None: in memory."""
+    """Zeros in a file without a name, below ``directory``; None: in memory. OSError: no room."""
     if directory is None:
         return mmap.mmap(-1, bytes_)
     with tempfile.TemporaryFile(dir=directory) as file:
-        os.ftruncate(file.fileno(), bytes_)
+        fill_with_zeros(file.fileno(), bytes_)
         return mmap.mmap(file.fileno(), bytes_)
 
 

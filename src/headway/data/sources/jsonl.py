@@ -16,7 +16,7 @@ from typing import Any, BinaryIO
 
 from headway.base.errors import ConfigError, EnvironmentFault
 from headway.data.sources.document import LARGEST_DOCUMENT_BYTES, TOO_LARGE, Document, Documents, SourceRecipe
-from headway.data.sources.places import Opened, SourceFile, files, need_path, optional, reading
+from headway.data.sources.places import Opened, SourceFile, buffered, files, need_path, optional, reading
 from headway.recipe.plain_values import printable
 
 JSONL_FILES = ("*.jsonl", "*.jsonl.gz", "*.jsonl.zst")
@@ -110,7 +110,7 @@ def _unpacked(packed: BinaryIO, file: SourceFile) -> Any:
         return gzip.GzipFile(fileobj=packed)
     if file.where.endswith(".zst"):
         return io.BufferedReader(_Zstandard(packed, file), _PIECE)
-    return packed if hasattr(packed, "readline") else io.BufferedReader(packed)
+    return buffered(packed)
 
 
 def _damaged(file: SourceFile, error: object) -> EnvironmentFault:

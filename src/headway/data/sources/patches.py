@@ -1,7 +1,7 @@
 """Changes and what was said about them: patches, and threads of issues with their events in order.
 
     .patch .diff   one document; several where git format-patch or a mailbox put several into it, at every "From " line
-    .mbox          one document per message
+    .mbox          one document per message; what stands before the first one, as notes of a package do, is one too
     .jsonl         one thread per line: {"title": ..., "events": [{"kind", "author", "time", "text"}, ...]}; also .gz and .zst
 
 A message keeps its author, date and subject; the rest of its head, and how its body was encoded for the mail, are of no use. Who
@@ -11,22 +11,33 @@ wrote what stands in lines of a shape that the step personal finds (kind author)
 from __future__ import annotations
 
 import email
+import email.errors
 import email.policy
 import json
 import re
+from collections.abc import Callable, Iterator
 from email.message import EmailMessage
 from email.utils import parsedate_to_datetime
+from functools import partial
+from itertools import chain
 from typing import Any
 
 from headway.base.errors import ConfigError
 from headway.data.sources.document import LARGEST_DOCUMENT_BYTES, TOO_LARGE, Document, Documents, SourceRecipe
 from headway.data.sources.jsonl import JSONL_FILES, facts_of, lines_of, numbers_of
-from headway.data.sources.places import Opened, SourceFile, files, need_path, read
+from headway.data.sources.places import Opened, SourceFile, buffered, files, need_path, reading
 
 PATCH_FILES = ("*.patch", "*.diff", "*.mbox", *JSONL_FILES)
 _HEAD = ("From", "Date", "Subject")
-_MESSAGE = re.compile(rb"^From \S+ .*\d{2}:\d{2}:\d{2}.*\n(?=[A-Za-z-]+: )", re.MULTILINE)
-"""Where a message of a mailbox begins; git writes the commit and a fixed date."""
+_FROM, _FIELD = re.compile(rb"From \S+ .*\d{2}:\d{2}:\d{2}.*\n"), re.compile(rb"[A-Za-z-]+: ")
+"""The two lines with which a message of a mailbox begins; git writes the commit and a fixed date into the first."""
+
+_PIECE = 2**20
+_DAMAGED = (
+    *(ValueError, OverflowError, TypeError, AttributeError, LookupError, AssertionError, RecursionError),
+    email.errors.MessageError,
+)
+"""What the library raises for mail that is none: dates beyond all numbers, charsets that nobody has, heads that are no heads."""
 
 
 def open_patches(source: SourceRecipe) -> Opened:
@@ -36,22 +47,42 @@ def open_patches(source: SourceRecipe) -> Opened:
 def _read(file: SourceFile) -> Documents:
     if any(file.where.endswith(pattern[1:]) for pattern in JSONL_FILES):
         yield from _threads(file)
-    elif file.size > LARGEST_DOCUMENT_BYTES:
-        yield Document(None, file.relative, TOO_LARGE)
     else:
-        yield from _patches(read(file), file.relative)
+        yield from _patches(file)
 
 
 # --- patches ------------------------------------------------------------------------------------------------------------
 
 
-def _patches(data: bytes, relative: str) -> Documents:
-    starts = [match.start() for match in _MESSAGE.finditer(data)]
-    if not starts:
-        yield _plain(data, relative)
-        return
-    for number, (start, stop) in enumerate(zip(starts, [*starts[1:], len(data)], strict=True), 1):
-        yield _message(data[start:stop].partition(b"\n")[2], f"{relative}:{number}")
+def _patches(file: SourceFile) -> Documents:
+    """A file without messages is one document, whose origin is the file; else its messages have numbers from 1 on."""
+    parts = _split(file)
+    head, first = next(parts), next(parts, None)
+    if first is None or head is None or head.strip():
+        yield _of(_plain, head, file.relative if first is None else f"{file.relative}:0")
+    messages = parts if first is None else chain([first], parts)
+    for number, part in enumerate(messages, 1):
+        yield _of(_message, part, f"{file.relative}:{number}")
+
+
+def _split(file: SourceFile) -> Iterator[bytes | None]:
+    """What stands before the first message, then each message; None: longer than a document may be, and not held."""
+    held, size, begin, last = bytearray(), 0, b"", b"\n"
+    with reading(file.where), file.open() as opened:
+        for piece in iter(partial(buffered(opened).readline, _PIECE), b""):
+            if begin and _FIELD.match(piece):
+                yield bytes(held) if size <= LARGEST_DOCUMENT_BYTES else None
+                held, size = bytearray(), 0
+            may_begin = last.endswith(b"\n") and _FROM.match(piece)
+            more, begin, last = (begin, piece, piece) if may_begin else (begin + piece, b"", piece)
+            size += len(more)
+            if size <= LARGEST_DOCUMENT_BYTES:
+                held += more
+    yield bytes(held + begin) if size + len(begin) <= LARGEST_DOCUMENT_BYTES else None
+
+
+def _of(read: Callable[[bytes, str], Document], part: bytes | None, origin: str) -> Document:
+    return Document(None, origin, TOO_LARGE) if part is None else read(part, origin)
 
 
 def _plain(data: bytes, relative: str) -> Document:
@@ -62,15 +93,16 @@ def _plain(data: bytes, relative: str) -> Document:
 
 
 def _message(data: bytes, origin: str) -> Document:
-    message = email.message_from_bytes(data, policy=email.policy.default)
-    assert isinstance(message, EmailMessage)
+    """``data`` with its "From " line."""
     try:
+        message = email.message_from_bytes(data.partition(b"\n")[2], policy=email.policy.default)
+        assert isinstance(message, EmailMessage)
         head = [f"{name}: {_one_line(message[name])}" for name in _HEAD if message[name]]
-        body = _body(message)
-    except (LookupError, ValueError):  # a charset that nobody has, a head that is no head
+        body, time = _body(message), _time_of(message)
+    except _DAMAGED:
         return Document(None, origin, "undecodable")
     text = "\n".join([*head, "", re.sub(r"^>(>*From )", r"\1", body, flags=re.MULTILINE)])
-    return Document(text, origin, facts={"path": origin, "time": _time_of(message)})
+    return Document(text, origin, facts={"path": origin, "time": time})
 
 
 def _body(message: EmailMessage) -> str:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import fnmatch
 import hashlib
 import importlib
+import io
 import os
 import stat
 from collections.abc import Callable, Iterable, Iterator
@@ -27,6 +28,7 @@ NOT_REGULAR = "not_a_regular_file"
 EXCLUDED = "excluded"
 _EVERY_TIME_ANOTHER = {"atime", "accessed", "last_accessed"}
 """What reading a file changes."""
+_BUFFER_BYTES = 2**16
 
 
 @dataclass(frozen=True)
@@ -190,6 +192,11 @@ def _open_local(path: Path) -> BinaryIO:
         return path.open("rb")
     except OSError as error:
         raise from_os_error(error, path, "cannot read source file") from error
+
+
+def buffered(opened: BinaryIO) -> Any:
+    """Reads lines of at most a given size, which files of object storage do not by themselves."""
+    return opened if isinstance(opened, io.BufferedIOBase) else io.BufferedReader(opened, _BUFFER_BYTES)  # type: ignore[type-var]
 
 
 def read(file: SourceFile) -> bytes:

@@ -49,14 +49,8 @@ def bring(wanted: Wanted) -> Brought:
     assert wanted.path is not None
     data, name = read(Path(wanted.path)), Path(wanted.path).name
     form, inner, original = _convert(data, name, wanted)
-    _fill_holes_and_add(inner, wanted)
-    entries = max(inner.get_vocab(with_added_tokens=True).values()) + 1
-    if entries > wanted.vocabulary:
-        raise ConfigError(
-            f"{name} has {entries:,} entries, control tokens included; tokenizer.vocabulary = {wanted.vocabulary:,}",
-            "every id is below the vocabulary; it may be larger than the file's, as a multiple of 64 or 128 is",
-            f"set tokenizer.vocabulary = {entries} or more",
-        )
+    _add_controls(inner, wanted)
+    ranks.refuse_beyond(max(inner.get_vocab(with_added_tokens=True).values()) + 1, name, wanted.vocabulary)
     tokenizer = Tokenizer(_plain_bytes(inner), wanted.document_token)
     _refuse_produced(tokenizer, name)
     return Brought(tokenizer, form, digest_bytes(data), original)
@@ -81,9 +75,9 @@ def _convert(data: bytes, name: str, wanted: Wanted) -> tuple[str, tokenizers.To
     if data.lstrip()[:1] == b"{":
         plain = _json(data, name)
         if "vocab" in plain and "config" in plain:
-            of_ranks, pattern, controls = ranks.read_tekken(plain, name)
+            of_ranks, pattern, controls = ranks.read_tekken(plain, name, wanted.vocabulary)
             first = int(plain["config"]["default_num_special_tokens"])
-            inner = ranks.from_ranks(of_ranks, pattern, controls, name, first_id=first)
+            inner = ranks.from_ranks(of_ranks, pattern, controls, name, most=wanted.vocabulary, first_id=first)
             return "tekken", inner, _by_tiktoken(of_ranks, pattern, first)
         return "tokenizer.json", _tokenizer_json(plain, name), None
     model = sentencepiece_model.read(data, name)
@@ -116,7 +110,7 @@ def _tiktoken(data: bytes, name: str, wanted: Wanted) -> tuple[tokenizers.Tokeni
         )
     of_ranks = ranks.read_tiktoken(data, name)
     pattern = KNOWN.get(wanted.pattern, wanted.pattern)
-    inner = ranks.from_ranks(of_ranks, wanted.pattern, dict(wanted.special), name)
+    inner = ranks.from_ranks(of_ranks, wanted.pattern, dict(wanted.special), name, most=wanted.vocabulary)
     return inner, _by_tiktoken(of_ranks, pattern, 0)
 
 
@@ -139,7 +133,7 @@ def _tokenizer_json(plain: dict[str, Any], name: str) -> tokenizers.Tokenizer:
         ) from None
 
 
-def _fill_holes_and_add(inner: tokenizers.Tokenizer, wanted: Wanted) -> None:
+def _add_controls(inner: tokenizers.Tokenizer, wanted: Wanted) -> None:
     """The recipe's control tokens, those that are not there yet behind all others.
 
     The library numbers by count, so where ids have holes it would give one twice.

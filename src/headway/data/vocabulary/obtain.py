@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from headway.base.digests import digest_bytes, sealed
+from headway.base.digests import sealed
 from headway.base.errors import ConfigError, HeadwayError
 from headway.base.failpoints import hit
 from headway.base.files import read_json, write_json
@@ -61,16 +61,16 @@ class Made:
     brought: str = ""
 
 
-def identity(wanted: Wanted) -> str:
-    """Of what a recipe brings: the digest of the file; empty: nothing."""
-    return digest_bytes(bring.read(Path(wanted.path))) if wanted.kind == "file" and wanted.path is not None else ""
+def brought_by(wanted: Wanted) -> bring.Brought | None:
+    """What a recipe brings, converted. ConfigError: a file that cannot be taken. None: a tokenizer is trained."""
+    return bring.bring(wanted) if wanted.kind == "file" and wanted.path is not None else None
 
 
-def obtain(wanted: Wanted, sources: list[Work], made: Path) -> tuple[Tokenizer, Made]:
-    """It lies in ``made`` afterwards. ConfigError: too little text for the vocabulary, a file that cannot be taken."""
+def obtain(wanted: Wanted, brought: bring.Brought | None, sources: list[Work], made: Path) -> tuple[Tokenizer, Made]:
+    """It lies in ``made`` afterwards. ConfigError: too little text for the vocabulary, text that ``brought`` would change."""
     found = _finished(made, wanted.document_token)
     if found is None:
-        found = _brought(wanted, sources) if wanted.kind == "file" else _trained(wanted, sources)
+        found = _trained(wanted, sources) if brought is None else _tried(brought, wanted, sources)
         found[0].save(made / TOKENIZER_FILE)
         write_json(made / RECEIPT, sealed(dataclasses.asdict(found[1])))
         hit("build.tokenizer_written", 0)
@@ -107,8 +107,7 @@ def _trained(wanted: Wanted, sources: list[Work]) -> tuple[Tokenizer, Made]:
     return tokenizer, Made(tokenizer=tokenizer.digest, trained_on=trained_on)
 
 
-def _brought(wanted: Wanted, sources: list[Work]) -> tuple[Tokenizer, Made]:
-    brought = bring.bring(wanted)
+def _tried(brought: bring.Brought, wanted: Wanted, sources: list[Work]) -> tuple[Tokenizer, Made]:
     for work in sources:
         stop, _ = _within(work, TRIED_BYTES)
         bring.try_on(brought, texts(work, stop), lossy=wanted.lossy)

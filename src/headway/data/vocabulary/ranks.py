@@ -39,22 +39,16 @@ def read_tiktoken(data: bytes, name: str) -> dict[bytes, int]:
 
 
 def from_ranks(
-    ranks: dict[bytes, int], pattern: str, controls: dict[str, int], name: str, *, first_id: int = 0
+    ranks: dict[bytes, int], pattern: str, controls: dict[str, int], name: str, *, most: int, first_id: int = 0
 ) -> tokenizers.Tokenizer:
-    """``controls``: control token -> id; ids of tokens are their ranks from ``first_id`` on."""
+    """``controls``: control token -> id; ids of tokens are their ranks from ``first_id`` on. All are below ``most``."""
     _check(ranks, name)
-    merges, unmade = _merges(ranks)
     vocabulary = {letters_of(token): rank + first_id for token, rank in ranks.items()}
-    for token, identity in controls.items():
-        if token in vocabulary or identity in vocabulary.values():
-            raise ConfigError(
-                f"{name}: control token {token!r} with id {identity} is also ordinary",
-                "a control token has a name and an id of its own",
-                f"choose an id from {max(vocabulary.values()) + 1} on",
-            )
+    _check_ids(vocabulary, controls, name, most)
+    merges, unmade = _merges(ranks)
     vocabulary |= controls
-    for hole in set(range(max(vocabulary.values()) + 1)) - set(vocabulary.values()):
-        vocabulary[f"<|unused-{hole}|>"] = hole
+    taken = set(vocabulary.values())
+    vocabulary |= {f"<|unused-{hole}|>": hole for hole in range(max(taken) + 1) if hole not in taken}
     pairs = [(letters_of(left), letters_of(right)) for left, right in merges]
     # a token that no merge makes is still one where it stands alone
     inner = tokenizers.Tokenizer(models.BPE(vocab=vocabulary, merges=pairs, ignore_merges=bool(unmade)))
@@ -85,6 +79,32 @@ def _check(ranks: dict[bytes, int], name: str) -> None:
     if missing or len(set(ranks.values())) != len(ranks) or min(ranks.values()) < 0:
         seen = f"{len(missing)} of the 256 bytes are missing" if missing else "two tokens have one rank, or one is below 0"
         raise ConfigError(f"{name}: {seen}", "every byte is a token, and every rank stands once", "check that the file is whole")
+
+
+def _check_ids(vocabulary: dict[str, int], controls: dict[str, int], name: str, most: int) -> None:
+    """Before anything is made that is as large as the largest id."""
+    taken = set(vocabulary.values())
+    for token, identity in controls.items():
+        if token in vocabulary or identity in taken:
+            raise ConfigError(
+                f"{name}: control token {token!r} with id {identity} is also ordinary, or another's",
+                "a control token has a name and an id of its own",
+                f"choose an id from {max(taken) + 1} on",
+            )
+        taken.add(identity)
+    if min(taken) < 0:
+        raise ConfigError(f"{name}: the id {min(taken)}", "ids count from 0", "check that the file is whole")
+    refuse_beyond(max(taken) + 1, name, most)
+
+
+def refuse_beyond(entries: int, name: str, most: int) -> None:
+    """ConfigError: so many do not fit the recipe's vocabulary."""
+    if entries > most:
+        raise ConfigError(
+            f"{name} has {entries:,} entries, control tokens included; tokenizer.vocabulary = {most:,}",
+            "every id is below the vocabulary; it may be larger than the file's, as a multiple of 64 or 128 is",
+            f"set tokenizer.vocabulary = {entries} or more",
+        )
 
 
 def _merges(ranks: dict[bytes, int]) -> tuple[list[tuple[bytes, bytes]], int]:
@@ -121,7 +141,7 @@ _FIRST_SPECIAL = ("<unk>", "<s>", "</s>")
 """Of files that do not list their control tokens."""
 
 
-def read_tekken(plain: dict[str, Any], name: str) -> tuple[dict[bytes, int], str, dict[str, int]]:
+def read_tekken(plain: dict[str, Any], name: str, most: int) -> tuple[dict[bytes, int], str, dict[str, int]]:
     """Ranks, pattern and control tokens (id = place). The vocabulary is cut to the size that the file says."""
     try:
         config = plain["config"]
@@ -136,6 +156,7 @@ def read_tekken(plain: dict[str, Any], name: str) -> tuple[dict[bytes, int], str
             "it has config (pattern, sizes) and vocab (rank, token_bytes)",
             "check that the file is whole",
         ) from None
+    refuse_beyond(special, name, most)
     named = listed or dict(zip(_FIRST_SPECIAL, range(special), strict=False))
     taken = set(named.values())
     named |= {f"<SPECIAL_{number}>": number for number in range(special) if number not in taken}

@@ -12,8 +12,8 @@ from data_helpers import small_recipe, write_token_data, write_words
 
 from headway.cli.main import run_guarded
 from headway.data.build import build_data
-from headway.data.inspect import stock as module
-from headway.data.inspect.stock import GRAM_TOKENS, inventory
+from headway.data.inspect import inventory as module
+from headway.data.inspect.inventory import GRAM_TOKENS, inventory
 from headway.data.manifest import DataManifest
 
 RECIPE = """
@@ -82,6 +82,25 @@ def test_it_is_one_table_from_raw_to_passes(built, capsys):
     assert source["passes_over_unique"] >= source["passes"]["epochs"] * 0.98
 
 
+@pytest.mark.parametrize(("words", "beyond"), [("rebalance", False), ("refuse", True)])
+def test_passes_are_those_of_the_run(built, capsys, words, beyond):
+    sources = [{"name": name, "kind": "text-tree", "path": "in"} for name in ("one", "two")]
+    write_words(built / "other", 40, seed=1)
+    sources[1]["path"] = "other"
+    build_data(small_recipe(sources), built / "two")
+    named = '[{ name = "one", kind = "text-tree", path = "in", cap_epochs = 1 }, '
+    named += '{ name = "two", kind = "text-tree", path = "other" }]'
+    text = RECIPE.replace('[{ name = "words", kind = "text-tree", path = "in" }]', named)
+    text = text.replace("prepare = { quality = {}, near_duplicates = {} }\n", f'beyond_cap = "{words}"\n')
+    (built / "capped.toml").write_text(text.replace("mixture = { words = 1.0 }", "mixture = { one = 0.9, two = 0.1 }"))
+    assert run_guarded(["data", "inventory", str(built / "two"), "capped.toml", "--json"]) == 0
+    one, _ = json.loads(capsys.readouterr().out)["sources"]
+    assert one["passes"]["within_cap"] is not beyond
+    assert (one["passes"]["epochs"] > 1) is beyond
+    assert run_guarded(["data", "inventory", str(built / "two"), "capped.toml"]) == 0
+    assert ("beyond its cap of 1, such a run is refused" in capsys.readouterr().out) is beyond
+
+
 def test_unique_tokens_are_those_of_different_documents_and_runs(tmp_path):
     random = np.random.default_rng(0)
 
@@ -96,7 +115,7 @@ def test_unique_tokens_are_those_of_different_documents_and_runs(tmp_path):
     repeated = len(one) / (2 * len(one) + len(two))
     assert first.unique.gram_share == pytest.approx(1 - repeated, abs=0.005)
     assert second.unique.gram_share == 1.0
-    assert first.unique.sampled == 1.0
+    assert (first.unique.documents_sampled, first.unique.grams_sampled) == (1.0, 1.0)
 
 
 def test_a_sample_stands_for_the_whole(tmp_path, monkeypatch):
@@ -107,11 +126,22 @@ def test_a_sample_stands_for_the_whole(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "MOST_GRAMS", 8_000)
     monkeypatch.setattr(module, "MOST_DOCUMENTS", 100)
     sample = inventory(tmp_path)[0].unique
-    assert sample.sampled < 0.2
+    assert sample.grams_sampled < 0.2
+    assert sample.documents_sampled < 0.5
     assert sample.gram_share == pytest.approx(whole.gram_share, abs=0.03)
     assert sample.document_tokens == pytest.approx(whole.document_tokens, rel=0.15)
     assert whole.document_tokens == sum(map(len, parts))
     assert GRAM_TOKENS == 13
+
+
+def test_copies_in_a_source_of_another_size_are_no_new_documents(tmp_path, monkeypatch):
+    random = np.random.default_rng(0)
+    parts = [[0, *random.integers(1, 257, 20).tolist()] for _ in range(800)]
+    write_token_data(tmp_path, [parts, parts[:40]])
+    monkeypatch.setattr(module, "MOST_DOCUMENTS", 100)
+    large, copies = (source.unique for source in inventory(tmp_path))
+    assert large.documents_sampled == copies.documents_sampled < 0.2
+    assert copies.document_tokens == 0
 
 
 def test_what_is_no_data_directory_is_refused(tmp_path, capsys):
