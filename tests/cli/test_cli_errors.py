@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import ast
 import errno
 import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from headway.base.errors import ConfigError, EnvironmentFault, Problem, RunError
-from headway.cli import errors, main
+from headway.base.terminal import printable_text
+from headway.cli import errors, main, output
 
 TWO = [Problem("unknown key 'layer'", "[model] has layers, width", "did you mean 'layers'?", "r.toml:14"), Problem("seen only")]
 
@@ -132,3 +135,35 @@ def test_a_closed_pipe_is_quiet(arguments, tmp_path, unbuffered):
     os.close(writer)
     assert done.stderr == ""
     assert done.returncode == 141
+
+
+def test_no_text_reaches_a_terminal_that_it_would_obey(capsys):
+    """Names, reasons and licences are whatever somebody wrote."""
+    hostile = "a\x1b[31m\r\x9b\u202e\udcff\n"
+    shown = r"a\x1b[31m\r\x9b\u202e\udcff"
+    text = errors.text("error", [Problem(hostile, hostile, hostile, hostile)])
+    output.say(hostile)
+    output.say_aside(hostile)
+    output.rewrite(hostile)
+    for line in output.table([hostile, "n"], [[hostile, "1"]]):
+        print(line)
+    output.console().print(hostile)
+    output.print_json({"a": hostile})
+    output.print_json_line({"a": hostile})
+    printed = capsys.readouterr()
+    everything = (text + printed.out + printed.err).replace("\r\x1b[K", "")  # the line that we ourselves clear
+    assert all(shown in part for part in (text, printed.out, printed.err))
+    assert printable_text(everything) == everything
+
+
+def test_the_command_line_prints_through_output_alone():
+    """Else text that nobody has looked at reaches the terminal."""
+    allowed = {"output.py", "errors.py", "help.py", "reference.py"}  # the last two: our own words
+    found = []
+    for path in sorted(Path(output.__file__).parent.glob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())) if path.name not in allowed else ():
+            called = ast.unparse(node.func) if isinstance(node, ast.Call) else ""
+            is_json = called == "print" and ast.unparse(node).startswith("print(json.dumps(value, indent=1, allow_nan=False))")
+            if called in ("print", "sys.stdout.write", "sys.stderr.write") and not is_json:
+                found.append(f"{path.name}:{node.lineno}")
+    assert not found

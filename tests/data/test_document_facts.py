@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 from pathlib import Path
 
 import numpy as np
 import pytest
-from data_helpers import small_recipe
+from data_helpers import small_recipe, write_words
 
 from headway.base.errors import EnvironmentFault
 from headway.base.times import iso_time, seconds_of
 from headway.cli.data import stage_line
 from headway.cli.main import run_guarded
+from headway.cli.output import print_json_line, say
 from headway.data.build import build_data
 from headway.data.facts import FactLines, Table
 from headway.data.inspect.audit import audit
@@ -23,9 +25,31 @@ from headway.data.manifest import DataManifest
 from headway.data.prepare.code import joined
 from headway.data.prepare.steps import Piece
 from headway.data.reader import TokenReader
+from headway.data.sources.document import without_credentials
 from headway.data.tokenizer import Tokenizer
 
 SYLLABLES = ["ka", "to", "mi", "ren", "sol", "vei", "bä", "nu", "自由"]
+RECIPE = """
+kind = "recipe"
+name = "small"
+tokenizer = {{ vocabulary = 300 }}
+model = {{ layers = 1, width = 8, heads = 1 }}
+optimizer = {{ peak_rate = 1e-3 }}
+evaluation = {{ every = 200, tokens_per_source = 64 }}
+[data]
+held_out = 500
+[[data.sources]]
+name = "a"
+kind = "jsonl"
+path = "{path}"
+[[stages]]
+name = "main"
+tokens = 1024
+batch = 128
+rate = {{ }}
+mixture = {{ a = 1.0 }}
+{stage}
+"""
 PREPARE = {"text": {}, "personal": {"policy": "redact"}, "duplicates": {}}
 
 
@@ -144,6 +168,106 @@ def test_damaged_facts_are_refused_and_found_with_their_block(tmp_path):
     path.write_bytes(path.read_bytes().replace(b"MIT", b"mit"))
     with pytest.raises(EnvironmentFault, match=r"documents\.facts"):
         [Table(tmp_path / "data", facts)[number] for number in range(40)]
+
+
+def test_facts_that_are_damaged_or_gone_are_no_build_to_use_again(tmp_path):
+    paths = [write_facts(tmp_path / "a.jsonl", 60)]
+    known = build(paths, tmp_path / "data").sources[0].document_facts
+    for entry in (known.facts, known.training.origins, known.training.index, known.held_out.origins, known.held_out.index):
+        path = tmp_path / "data" / entry.file
+        whole = path.read_bytes()
+        for damage in (whole[:-1], whole[:-1] + b"!", whole + b"x", None):
+            path.unlink() if damage is None else path.write_bytes(damage)
+            with pytest.raises(EnvironmentFault, match=path.name) as caught:
+                build(paths, tmp_path / "data")
+            assert "in another directory" in caught.value.problems[0].way_out
+        path.write_bytes(whole)
+    build(paths, tmp_path / "data")
+
+
+def test_a_copy_without_its_facts_is_read_and_says_so(tmp_path, capsys):
+    path = write_facts(tmp_path / "a.jsonl", 60)
+    recipe = tmp_path / "r.toml"
+    recipe.write_text(RECIPE.format(path=path, stage="sequence = 16"))
+    assert run_guarded(["data", "build", str(recipe), "--out", str(tmp_path / "data")]) == 0
+    show = ["data", "show", str(tmp_path / "data"), "1", "--recipe", str(recipe)]
+    capsys.readouterr()
+    assert run_guarded(show) == 0
+    assert "is missing" not in capsys.readouterr().out
+    (missing,) = (tmp_path / "data").rglob("documents.facts")
+    missing.unlink()
+    assert run_guarded(show) == 0
+    name = missing.relative_to(tmp_path / "data").as_posix()
+    assert capsys.readouterr().out.count(f"what is known of documents is missing: {name}") == 1
+
+
+def test_windows_longer_than_chunks_are_refused_by_the_build(tmp_path, capsys):
+    path = write_facts(tmp_path / "a.jsonl", 60)
+    recipe, packed = tmp_path / "r.toml", 'packing = "best-fit"\nsequence = 128'
+    out = ["--out", str(tmp_path / "data")]
+    for chunk in ("chunk = 64", ""):  # as asked for, and as it follows from the tokens
+        recipe.write_text(RECIPE.format(path=path, stage=packed).replace("held_out = 500", f"held_out = 500\n{chunk}"))
+        assert run_guarded(["data", "build", str(recipe), *out]) == 2
+        told = capsys.readouterr().err
+        assert "sequence length 128 exceeds the chunks of source a" in told
+        assert "data.chunk >= 128" in told
+    recipe.write_text(RECIPE.format(path=path, stage="sequence = 16"))
+    assert run_guarded(["data", "build", str(recipe), *out]) == 0
+    recipe.write_text(RECIPE.format(path=path, stage=packed))
+    capsys.readouterr()
+    for verb in (["build", str(recipe), *out], ["mixture", str(recipe), "--data", str(tmp_path / "data")]):
+        assert run_guarded(["data", *verb]) == 2
+        assert "exceeds the chunks of source a" in capsys.readouterr().err
+
+
+def test_a_name_that_is_no_utf8_is_read_digested_and_shown_as_its_escape(tmp_path, capsysbinary):
+    tree = write_words(tmp_path / "tree", 40)
+    odd = os.fsencode(tree) + b"/\xff.txt"
+    try:
+        with open(odd, "wb") as file:
+            file.write(b"a text of its own, in a file whose name is no UTF-8\n" * 3)
+    except OSError:
+        pytest.skip("this filesystem takes only UTF-8")
+    recipe = small_recipe([{"name": "a", "kind": "text-tree", "path": str(tree)}], prepare=PREPARE)
+    manifest = build_data(recipe, tmp_path / "data", workers=1)
+    assert build_data(recipe, tmp_path / "data", workers=1) == manifest
+    origins = [origin for *_, origin, _ in documents_of(tmp_path / "data", manifest)]
+    assert "\udcff.txt" in origins
+    say("\udcff.txt")
+    print_json_line({"origin": "\udcff.txt"})
+    assert capsysbinary.readouterr().out == b'\\udcff.txt\n{"origin": "\\udcff.txt"}\n'
+
+
+def test_no_credentials_and_nothing_that_steps_look_for_is_known_of_a_document(tmp_path):
+    token = "ghp_" + "a1B2" * 9
+    url = "https://me:hunter22@host/x?token=abc&page=2&X-Amz-Signature=def#sig=ghi"
+    lines = [{"text": f"text {n} " * 9, "url": url, "path": f"jane.roe@realcorp.com/{token}/{n}.txt"} for n in range(40)]
+    path = tmp_path / "a.jsonl"
+    path.write_text("\n".join(map(json.dumps, lines)))
+    shown = "https://[removed]@host/x?token=[removed]&page=2&X-Amz-Signature=[removed]#sig=[removed]"
+    for prepare, name in (
+        (None, f"jane.roe@realcorp.com/{token}/"),
+        ({"secrets": {"policy": "drop"}}, "jane.roe@realcorp.com/[GitHub token removed]/"),
+        ({"secrets": {}, "personal": {}}, "[email removed]/[GitHub token removed]/"),
+    ):
+        directory = tmp_path / str(len(name))
+        found = documents_of(directory, build([path], directory, prepare=prepare))
+        assert len(found) == 40
+        assert all(facts["url"] == shown and facts["path"].startswith(name) for *_, facts in found)
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        ("ssh://git@host/a.git", "ssh://git@host/a.git"),
+        ("https://host/a@b?keyword=x&monkey=y", "https://host/a@b?keyword=x&monkey=y"),
+        ("https://ghp_abc@host/", "https://[removed]@host/"),
+        ("a?token=x.txt", "a?token=x.txt"),
+        ("see https://u:p@h and s3://b?sig=1", "see https://[removed]@h and s3://b?sig=[removed]"),
+    ],
+)
+def test_credentials_in_urls(value, shown):
+    assert without_credentials(value) == shown
 
 
 def test_audit_counts_all_text_by_language_and_licence(tmp_path, capsys):

@@ -116,6 +116,14 @@ def test_what_stands_before_the_first_message_is_a_document(series, tmp_path, na
     assert [origin for origin in documents if "blank" in origin] == ["blank.mbox:1"]
 
 
+@pytest.mark.parametrize("end", ["", "\n", "\r\n"])
+def test_a_line_of_many_times_is_looked_through_once(tmp_path, end):
+    """Of each length in the time of its length: a quadratic search would take minutes here."""
+    (tmp_path / "a.mbox").write_text("From x " + "00:00:00 " * 100_000 + end)
+    (document,) = found(tmp_path)
+    assert document.origin == "a.mbox"
+
+
 def test_the_largest_size_is_that_of_a_message(tmp_path, monkeypatch):
     monkeypatch.setattr(patches, "LARGEST_DOCUMENT_BYTES", 1_000)
     monkeypatch.setattr(patches, "_PIECE", 100)

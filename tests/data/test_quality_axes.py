@@ -39,6 +39,20 @@ def test_what_parses_is_told_from_what_does_not_and_from_what_nobody_knows():
     assert parse_integrity(of("{ x }", "lines.c:7")) == 1.0
 
 
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("a.py", "x = 1\n" * 2**16),
+        ("a.toml", "# a\n" * 2**17),
+        ("a.json", f"[{'1,' * 2**21}1]"),
+        ("a.toml", "a." * 16_000 + "a = 1"),
+    ],
+)
+def test_what_would_cost_a_thousand_times_the_text_is_not_parsed(name, text, monkeypatch):
+    monkeypatch.setitem(axes._PARSERS, name[1:], lambda text: pytest.fail("it was parsed"))
+    assert known(parse_integrity(of(text, name))) is None
+
+
 def test_brackets_in_strings_comments_and_the_preprocessor_are_none():
     good = "int f(char c) { /* } */ return c == '{' ? g(\"}{[\") : 1; } // )\n#define OPEN do { \\\n  (\n"
     assert brackets_close(good)

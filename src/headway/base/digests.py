@@ -12,8 +12,12 @@ from typing import Any
 
 
 def canonical_json(value: Any) -> bytes:
-    """Sorted keys, no spaces, shortest round-trip floats, no NaN: the same value gives the same bytes anywhere."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
+    """Sorted keys, no spaces, shortest round-trip floats, no NaN: the same value gives the same bytes anywhere.
+
+    A lone surrogate, as names of files hold that are no UTF-8, becomes its escape: the same value, which UTF-8 can hold.
+    """
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    return text.encode("utf-8", "backslashreplace")
 
 
 def digest_bytes(data: bytes) -> str:

@@ -77,8 +77,8 @@ def write_atomic(path: Path, data: bytes) -> None:
 
 
 def indented_json(value: Any) -> bytes:
-    """As ``write_json`` writes it."""
-    return (json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n").encode()
+    """As ``write_json`` writes it; a lone surrogate is its escape."""
+    return (json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n").encode("utf-8", "backslashreplace")
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -84,17 +84,19 @@ class Meter:
         self._began_ns = self._clock.stamp().boot_ns
 
     def __call__(self, nbytes: int) -> None:
+        from headway.cli.output import rewrite
+
         self._done_bytes += nbytes
         percent = 100 * self._done_bytes // max(1, self._total_bytes)
         if percent > self._shown:
             self._shown = percent
             speed = self._done_bytes / max(1, self._clock.stamp().boot_ns - self._began_ns)
-            sys.stderr.write(f"\r\x1b[K{self._name}  {percent} %  {speed:.2f} GB/s")
-            sys.stderr.flush()
+            rewrite(f"{self._name}  {percent} %  {speed:.2f} GB/s", sys.stderr)
 
     def clear(self) -> None:
-        sys.stderr.write("\r\x1b[K")
-        sys.stderr.flush()
+        from headway.cli.output import rewrite
+
+        rewrite(stream=sys.stderr)
 
 
 def facts(found: list[Any]) -> dict[str, Any]:

@@ -53,6 +53,7 @@ def audit(
 
 def measured(where: str, sample: int, cache: Path | None, *, show_progress: bool) -> Any:
     """``show_progress``: a line on standard error while tokens are read."""
+    from headway.cli.output import rewrite
     from headway.data.inspect.audit import audit
     from headway.data.manifest import MANIFEST_FILE
     from headway.data.place import CacheOptions, open_place
@@ -68,14 +69,13 @@ def measured(where: str, sample: int, cache: Path | None, *, show_progress: bool
     def tell(tokens: int) -> None:
         nonlocal done
         done += tokens
-        sys.stderr.write(f"\r\x1b[K{directory.name}  {done:,} tokens")
-        sys.stderr.flush()
+        rewrite(f"{directory.name}  {done:,} tokens", sys.stderr)
 
     try:
         return audit(open_place(where, CacheOptions(cache)), sample, tell if show_progress else None)
     finally:
         if show_progress:
-            sys.stderr.write("\r\x1b[K")
+            rewrite(stream=sys.stderr)
 
 
 def write(found: Any, out: Path) -> list[Path]:
@@ -199,9 +199,9 @@ def lines(found: Any) -> Iterator[str]:
 
 
 def fertility_lines(found: Any) -> Iterator[str]:
+    from headway.base.terminal import one_line
     from headway.base.units import format_bytes
     from headway.cli.output import table
-    from headway.data.inspect.terminal import one_line
 
     titles = ["source", "documents", "text", "tokens", "bytes/token", "chars/token", "tokens/word", "tokens/line"]
     rows = [
@@ -225,8 +225,8 @@ def fertility_lines(found: Any) -> Iterator[str]:
 
 def script_lines(found: Any) -> Iterator[str]:
     """Writing systems are seen in the text."""
+    from headway.base.terminal import one_line
     from headway.cli.output import table
-    from headway.data.inspect.terminal import one_line
 
     rows = [
         [
@@ -247,10 +247,10 @@ def script_lines(found: Any) -> Iterator[str]:
 
 def inventory_lines(found: Any) -> Iterator[str]:
     """All training text by what the documents' sources knew of them."""
+    from headway.base.terminal import one_line
     from headway.base.units import format_bytes
     from headway.cli.output import table
     from headway.data.inspect.groups import by
-    from headway.data.inspect.terminal import one_line
 
     for fact in ("language", "licence"):
         rows = []
@@ -270,9 +270,9 @@ def inventory_lines(found: Any) -> Iterator[str]:
 
 
 def whitespace_lines(found: Any) -> Iterator[str]:
+    from headway.base.terminal import one_line
     from headway.cli.output import table
     from headway.data.inspect.probes import RUNS
-    from headway.data.inspect.terminal import one_line
 
     rows = [
         [one_line(s.name), f"{s.whitespace_share:.1%}", f"{s.sample.indentation_share:.1%}", f"{s.sample.tokens_per_line:.1f}"]
@@ -288,9 +288,9 @@ def whitespace_lines(found: Any) -> Iterator[str]:
 
 
 def digit_lines(found: Any) -> Iterator[str]:
+    from headway.base.terminal import one_line
     from headway.cli.output import table
     from headway.data.inspect.probes import DIGITS
-    from headway.data.inspect.terminal import one_line
 
     yield from table(["source", "tokens that are digits"], [[one_line(s.name), f"{s.digit_share:.1%}"] for s in found.sources])
     yield ""
@@ -299,8 +299,8 @@ def digit_lines(found: Any) -> Iterator[str]:
 
 
 def vocabulary_lines(found: Any) -> Iterator[str]:
+    from headway.base.terminal import one_line
     from headway.data.inspect.audit import RARE
-    from headway.data.inspect.terminal import one_line
 
     coverage = found.coverage
     share = coverage.used / coverage.entries if coverage.entries else 0.0
@@ -316,13 +316,13 @@ def vocabulary_lines(found: Any) -> Iterator[str]:
 
 def shown(pieces: dict[int, str], most: int = 8) -> str:
     """Texts of entries, quoted."""
-    from headway.data.inspect.terminal import one_line
+    from headway.base.terminal import one_line
 
     return ", ".join(f'"{one_line(text, 24)}"' for text in list(pieces.values())[:most])
 
 
 def probe_lines(found: Any) -> Iterator[str]:
-    from headway.data.inspect.terminal import one_line
+    from headway.base.terminal import one_line
 
     good = sum(trip.returned for trip in found.round_trips)
     yield f"odd Unicode     {good} of {len(found.round_trips)} texts come back as they were"

@@ -11,9 +11,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
+from headway.base.terminal import one_line
 from headway.base.units import format_count
 from headway.data.inspect.probes import DIGITS, RUNS
-from headway.data.inspect.terminal import one_line
 from headway.report.plots import SOURCE_STYLES, colour, label, new_figure, title
 
 if TYPE_CHECKING:

@@ -95,7 +95,7 @@ def lines(found: Any) -> Iterator[str]:
 
 
 def source_row(source: Any) -> list[str]:
-    from headway.data.inspect.terminal import one_line
+    from headway.base.terminal import one_line
 
     def both(name: str) -> str:
         a, b = (getattr(side, name) if side else 0 for side in (source.a, source.b))
@@ -112,7 +112,7 @@ def change_row(change: Any) -> list[str]:
 
 def cell(value: Any) -> str:
     from headway.base.digests import short
-    from headway.data.inspect.terminal import one_line
+    from headway.base.terminal import one_line
 
     if value is None:
         return "-"

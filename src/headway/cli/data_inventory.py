@@ -42,6 +42,7 @@ def inventory(
 
 def measured(directory: Path, recipe: str | None, overrides: Any, *, show_progress: bool) -> list[Any]:
     from headway.cli.describe import describe
+    from headway.cli.output import rewrite
     from headway.data.freeze import data_facts, rebalanced
     from headway.data.inspect.inventory import inventory as measure
     from headway.data.manifest import MANIFEST_FILE, DataManifest
@@ -65,14 +66,13 @@ def measured(directory: Path, recipe: str | None, overrides: Any, *, show_progre
     def tell(tokens: int) -> None:
         nonlocal done
         done += tokens
-        sys.stderr.write(f"\r\x1b[K{directory.name}  {done:,} tokens")
-        sys.stderr.flush()
+        rewrite(f"{directory.name}  {done:,} tokens", sys.stderr)
 
     try:
         return measure(directory, coverage, tell if show_progress else None)
     finally:
         if show_progress:
-            sys.stderr.write("\r\x1b[K")
+            rewrite(stream=sys.stderr)
 
 
 def facts(source: Any) -> dict[str, Any]:
@@ -126,8 +126,8 @@ def lines(found: list[Any]) -> Iterator[str]:
 
 
 def way_rows(source: Any) -> Iterator[list[str]]:
+    from headway.base.terminal import one_line
     from headway.base.units import format_bytes
-    from headway.data.inspect.terminal import one_line
 
     def size(count: int | None) -> str:
         return "not counted" if count is None else format_bytes(count)
@@ -147,7 +147,7 @@ def way_rows(source: Any) -> Iterator[list[str]]:
 
 
 def token_row(source: Any) -> list[str]:
-    from headway.data.inspect.terminal import one_line
+    from headway.base.terminal import one_line
 
     entry, unique, passes = source.entry, source.unique, source.passes
     over = source.passes_over_unique
@@ -169,21 +169,21 @@ def sampled(source: Any) -> tuple[float, float]:
 
 
 def sample_line(source: Any) -> str:
-    from headway.data.inspect.terminal import one_line
+    from headway.base.terminal import one_line
 
     documents, grams = sampled(source)
     return f"{one_line(source.entry.name)}: from a sample of {documents:.3g} of all documents and {grams:.3g} of its runs"
 
 
 def cap_line(source: Any) -> str:
-    from headway.data.inspect.terminal import one_line
+    from headway.base.terminal import one_line
 
     name, passes = one_line(source.entry.name), source.passes
     return f"{name}: {passes.epochs:.3g} passes are beyond its cap of {passes.cap_epochs:g}, such a run is refused"
 
 
 def made_up_line(source: Any) -> str:
-    from headway.data.inspect.terminal import one_line
+    from headway.base.terminal import one_line
 
     def said(of: dict[str, str]) -> str:
         return ", ".join(f"{name} {one_line(value)}" for name, value in of.items() if value)

@@ -9,13 +9,12 @@ Throughput is of what this build made: what it took over from one that was kille
 
 from __future__ import annotations
 
-import shutil
-import sys
 from collections.abc import Callable
 from typing import Any
 
 from headway.base.clocks import Clock, SystemClock
 from headway.base.units import format_bytes, format_count, format_seconds
+from headway.cli.output import rewrite, say
 
 LINE_SECONDS, BAR_SECONDS = 30.0, 0.2
 BAR_WIDTH = 24
@@ -80,10 +79,10 @@ def on_screen(live: bool) -> Callable[[str, bool], None]:
     """Shows lines on stdout. ``live``: the line of this moment stands below the others and is written anew."""
 
     def show(line: str, stays: bool) -> None:
-        clear = "\r\x1b[K" if live else ""
-        at_foot = live and not stays
-        sys.stdout.write(clear + (line[: shutil.get_terminal_size().columns - 1] if at_foot else f"{line}\n"))
-        sys.stdout.flush()
+        if live:
+            rewrite("" if stays else line)
+        if stays or not live:
+            say(line)
 
     return show
 

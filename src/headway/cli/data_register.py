@@ -27,9 +27,9 @@ def register(
     data.prepare.contamination.registry; what it leaves out is counted and reported.
     """
     from headway.base.digests import short
+    from headway.base.terminal import one_line
     from headway.cli.output import print_json, say, table
     from headway.data.held_out_sets import register as add
-    from headway.data.inspect.terminal import one_line
 
     sets = add(directory, registry, version=version, name=name)
     if json:

@@ -309,13 +309,15 @@ def heading_lines(opened: Opened, found: Selected) -> Iterator[str]:
     for change in (one for one in show.stream.transitions if one.stage == place.stage):
         weights = ", ".join(f"{name} {weight:g}" for name, weight in change.weights.items())
         yield f"mixture  {weights} from stream index {change.first:,} on"
+    for file in show.lacking:
+        yield f"unknown  what is known of documents is missing: {file}"
     for one in show.stream.quarantines:
         since = f"index {one.first:,} of stage {spec.stages[one.stage].name}"
         yield f"left out {one.tokens:,} damaged tokens of {one.source} from {one.token:,} on, since {since}"
 
 
 def row(sequence: Any) -> list[str]:
-    from headway.data.inspect.terminal import one_line
+    from headway.base.terminal import one_line
 
     place = sequence.place
     return [
@@ -333,7 +335,7 @@ def row(sequence: Any) -> list[str]:
 
 def sequence_lines(sequence: Any, tokens: bool) -> Iterator[str]:
     """One sequence: where it is from, and its documents with their text."""
-    from headway.data.inspect.terminal import one_line, printable_text
+    from headway.base.terminal import one_line, printable_text
 
     source, place = sequence.source, sequence.place
     skipped = f", stream index {sequence.n:,}" if sequence.n != sequence.u else ""
@@ -384,7 +386,7 @@ def piece_words(piece: Any) -> str:
 
 def origin_lines(piece: Any) -> Iterator[str]:
     """Where a document is from, as its source knew it."""
-    from headway.data.inspect.terminal import one_line
+    from headway.base.terminal import one_line
 
     if piece.origin is not None:
         facts = [f"{name} {one_line(value, 200)}" for name, value in piece.facts.items() if value != piece.origin]

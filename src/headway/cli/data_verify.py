@@ -87,9 +87,9 @@ def facts(found: Any) -> dict[str, Any]:
 def lines(found: Any) -> Iterator[str]:
     """A table by source and kind of file, every damage on a line of its own, and the verdict."""
     from headway.base.digests import short
+    from headway.base.terminal import one_line
     from headway.base.units import format_bytes
     from headway.cli.output import table
-    from headway.data.inspect.terminal import one_line
 
     groups: dict[tuple[str, str], list[Any]] = {}
     for file in found.files:

@@ -5,17 +5,19 @@
         rule:    the section [model] has the keys layers, width, ...
         way out: did you mean "layers"?
 
+What a terminal would obey in names and values stands as an escape.
 With ``--json`` the same stands on stdout as one object. ``HEADWAY_DEBUG=1`` shows the traceback instead.
 """
 
 from __future__ import annotations
 
-import json
 import sys
 import traceback
 from typing import Any
 
 from headway.base.errors import EXIT_CONFIG, EXIT_ENVIRONMENT, EXIT_RUN, HeadwayError, Problem, from_os_error
+from headway.base.terminal import printable_text
+from headway.cli.output import print_json_line
 
 INTERRUPTED = 130
 
@@ -84,11 +86,12 @@ def text(label: str, problems: list[Problem]) -> str:
     """The message for people."""
     lines = [f"headway: {label}"]
     for problem in problems:
-        head = f"{problem.where}: {problem.seen}" if problem.where else problem.seen
+        where = problem.where.replace("\n", "\\n")
+        head = f"{where}: {problem.seen}" if where else problem.seen
         lines.append("  " + head.replace("\n", "\n  "))
         lines += [f"    rule:    {problem.rule}"] if problem.rule else []
         lines += [f"    way out: {problem.way_out}"] if problem.way_out else []
-    return "\n".join(lines)
+    return printable_text("\n".join(lines))
 
 
 def to_json(label: str, exit_code: int, problems: list[Problem]) -> dict[str, Any]:
@@ -101,7 +104,7 @@ def render(error: BaseException, as_json: bool = False) -> int:
     """Show ``error`` and return the exit code of the process."""
     label, exit_code, problems = describe(error)
     if as_json:
-        print(json.dumps(to_json(label, exit_code, problems), ensure_ascii=False), flush=True)
+        print_json_line(to_json(label, exit_code, problems))
     sys.stdout.flush()
     print(text(label, problems), file=sys.stderr, flush=True)
     return exit_code

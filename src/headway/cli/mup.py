@@ -186,7 +186,7 @@ def sweep(
     are added. Exit code 0 where muP's best rate transfers, 1 where it does not or that is undecided.
     """
     from headway.cli import engine
-    from headway.cli.output import print_json, say
+    from headway.cli.output import print_json, say, say_aside
     from headway.experiment.asking import Tell
     from headway.experiment.sweep import Runner, run_sweep, settings_for
 
@@ -201,7 +201,7 @@ def sweep(
     )
 
     manifest, directory = _built(proxy, data, quiet=json)
-    course = _aside if json else say
+    course = say_aside if json else say
     course(expected_line(settings))
     tell = Tell(phase=lambda *facts: course(phase_line(*facts)), trial=lambda *facts: course(trial_line(*facts)))
     outcome = run_sweep(Runner(proxy, manifest, out, directory, engine.ask_engine, tell), settings)
@@ -211,13 +211,6 @@ def sweep(
     else:
         _say_all(sweep_lines(outcome, out, files))
     return _exit_code(outcome)
-
-
-def _aside(line: str) -> None:
-    """Where stdout is JSON."""
-    import sys
-
-    print(line, file=sys.stderr, flush=True)
 
 
 def expected_line(settings: Settings) -> str:

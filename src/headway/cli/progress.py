@@ -14,7 +14,6 @@ Tokens per second are new tokens over the time since the last row: steps that ar
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import sys
 from collections.abc import Callable, Sequence
@@ -22,6 +21,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from headway.base.units import format_bytes, format_count, format_seconds
+from headway.cli.output import rewrite, say
 from headway.monitor.alarms import why_left_out
 from headway.recipe.schedules import Schedule
 
@@ -308,10 +308,9 @@ class Screen:
 
     def show(self, record: Record) -> None:
         lines = self.progress.feed(record)
-        clear = "\r\x1b[K" if self.live else ""
-        text = "".join(f"{line}\n" for line in lines)
-        if lines:
-            sys.stdout.write(clear + text)
+        if lines and self.live:
+            rewrite()
+        for line in lines:
+            say(line)
         if self.live and record.get("kind") == "step" and not lines:
-            sys.stdout.write(clear + self.progress.current[: shutil.get_terminal_size().columns - 1])
-        sys.stdout.flush()
+            rewrite(self.progress.current)

@@ -146,24 +146,19 @@ def _measure(request: dict[str, Any], *, to_stderr: bool) -> dict[str, Any]:
 
     from headway.base.files import write_json
     from headway.cli import engine
+    from headway.cli.output import say, say_aside
 
     found: list[dict[str, Any]] = []
 
     def hear(record: dict[str, Any]) -> None:
         found.append(record)
         for line in progress_lines(record):
-            _course(line, to_stderr=to_stderr)
+            (say_aside if to_stderr else say)(line)
 
     with TemporaryDirectory(prefix="headway-prove-") as directory:
         write_json(Path(directory) / "request.json", request)
         engine.follow_engine("prove", [str(Path(directory) / "request.json")], hear)
     return found[-1]
-
-
-def _course(line: str, *, to_stderr: bool) -> None:
-    import sys
-
-    print(line, file=sys.stderr if to_stderr else sys.stdout, flush=True)
 
 
 def progress_lines(record: dict[str, Any]) -> Iterator[str]:

@@ -34,6 +34,7 @@ from headway.base.digests import digest_json, sealed
 from headway.base.errors import ConfigError, HeadwayError, from_os_error
 from headway.base.failpoints import hit
 from headway.base.files import make_directory, read_json, write_json
+from headway.data import facts
 from headway.data.apart import Apart
 from headway.data.assemble import Assembly, Progress, Settings, SourceTokens, SourceWork
 from headway.data.manifest import (
@@ -46,6 +47,7 @@ from headway.data.manifest import (
     TokenSet,
 )
 from headway.data.packing import write_packing
+from headway.data.plans import Plan
 from headway.data.prepare.pipeline import Preparation
 from headway.data.reader import TokenReader
 from headway.data.seen import Seen
@@ -58,6 +60,8 @@ from headway.data.vocabulary.obtain import Made, brought_by, obtain
 from headway.data.workspace import publish, workspace
 from headway.recipe.digests import recipe_content
 from headway.recipe.load import LoadedRecipe
+from headway.recipe.mixture_rules import sources_of
+from headway.recipe.resolve import chunks_too_short
 
 if TYPE_CHECKING:
     from headway.recipe.schema import Recipe, Source
@@ -89,6 +93,8 @@ def build_data(
     directory = Path(directory).absolute()
     tell = progress or (lambda what, facts: None)
     refuse_undisclosed(recipe.data.sources)
+    if recipe.data.chunk is not None:
+        _refuse_short_chunks(recipe, {source.name: recipe.data.chunk for source in recipe.data.sources})
     dtype = choose_dtype(recipe.data.dtype, recipe.tokenizer.vocabulary)
     make_directory(directory.parent, "directory for the data")
     try:
@@ -97,6 +103,18 @@ def build_data(
             return _Build(recipe, directory, work, settings, tell).run()
     except OSError as error:
         raise from_os_error(error, error.filename or directory, "cannot build the data") from error
+
+
+def _refuse_short_chunks(recipe: Recipe, chunks: dict[str, int]) -> None:
+    """``chunks``: tokens of a chunk by source. Of those that a stage packs, no window would fit into one that is shorter."""
+    problems = [
+        chunks_too_short(stage.name, stage.sequence, name, chunks[name])
+        for stage in recipe.stages
+        for name in (sources_of(stage, list(chunks)) if stage.packing == "best-fit" else ())
+        if chunks.get(name, stage.sequence) < stage.sequence
+    ]
+    if problems:
+        raise ConfigError(problems)
 
 
 def choose_dtype(asked: str, vocabulary: int) -> str:
@@ -240,6 +258,10 @@ class _Build:
                 "choose another directory, or remove that one if no run needs it",
             )
         TokenReader(self.directory, manifest).verify_all()
+        for entry in manifest.sources:
+            facts.verify(self.directory, entry)
+            for plan in entry.packings:
+                Plan(self.directory, plan).verify_all()
         manifest = self._packed(self._relabelled(manifest), self.directory)
         self.tell(
             "reused",
@@ -272,14 +294,15 @@ class _Build:
 
     def _packed(self, manifest: DataManifest, directory: Path) -> DataManifest:
         """With the best-fit plans that the recipe's stages read; those that are there stay."""
+        _refuse_short_chunks(self.recipe, {source.name: source.chunk_tokens for source in manifest.sources})
         lengths = sorted({stage.sequence for stage in self.recipe.stages if stage.packing == "best-fit"})
         sources = tuple(self._packed_source(source, lengths, directory) for source in manifest.sources)
         if sources == manifest.sources:
             return manifest
-        packed = dataclasses.replace(manifest, sources=sources)
+        manifest = dataclasses.replace(manifest, sources=sources)
         if (directory / MANIFEST_FILE).exists():
-            packed.save(directory)
-        return packed
+            manifest.save(directory)
+        return manifest
 
     def _packed_source(self, source: SourceEntry, lengths: list[int], directory: Path) -> SourceEntry:
         missing = [T for T in lengths if source.chunk_tokens >= T and source.packing(T) is None]

@@ -39,6 +39,9 @@ _SETS_KEPT = 2**16
 _BLOCKS_KEPT = 8
 _WRITE_BYTES = 2**17
 _AT_ONCE = 2**10
+_WAY_OUT = (
+    "find all damage with headway data verify, and restore the file from a copy; or build the data again in another directory"
+)
 
 
 @dataclass(frozen=True)
@@ -203,9 +206,12 @@ class Table:
         facts, place = entry.document_facts, DataPlace.of(place)
         if facts is None or (held_out and facts.held_out is None):
             return None
-        if place.shards is None and not (place.directory / facts.facts.file).exists():
-            return None
-        return Table(place, facts, held_out)
+        return None if lacking(place, entry) else Table(place, facts, held_out)
+
+    def verify(self) -> None:
+        """Read all of it. EnvironmentFault for what does not have its digest."""
+        for blocks in (self._facts, self._origins, self._index):
+            blocks.verify()
 
     def __len__(self) -> int:
         return self._index.entry.bytes // INDEX_BYTES
@@ -237,6 +243,26 @@ class Table:
         return value
 
 
+def lacking(place: DataPlace | Path, entry: SourceEntry) -> str:
+    """The file of ``entry`` without which nothing is known of its documents, where a copy was made without it; empty: none is.
+
+    For readers that do without, and say so.
+    """
+    facts, place = entry.document_facts, DataPlace.of(place)
+    if facts is None or place.shards is not None or (place.directory / facts.facts.file).exists():
+        return ""
+    return facts.facts.file
+
+
+def verify(place: DataPlace | Path, entry: SourceEntry) -> None:
+    """All that is known of documents, training and held out, against the manifest. EnvironmentFault for damage, and for a file
+    that is not there."""
+    if entry.document_facts is not None:
+        Table(place, entry.document_facts).verify()
+        if entry.document_facts.held_out is not None:
+            Table(place, entry.document_facts, held_out=True).verify()
+
+
 class _Blocks:
     """One file, read in blocks that are verified; the last few are kept."""
 
@@ -265,6 +291,14 @@ class _Blocks:
             block += 1
         raise _damaged(self.where, f"no line begins at byte {start}")
 
+    def verify(self) -> None:
+        if self._remote is None and not self.path.is_file():
+            raise EnvironmentFault(f"what is known of documents is missing: {self.path}", "the data manifest names it", _WAY_OUT)
+        if self._remote is None and (size := self.path.stat().st_size) != self.entry.bytes:
+            raise _damaged(self.where, f"{size:,} bytes instead of {self.entry.bytes:,}")
+        for number in range(len(self.entry.blocks)):
+            self._block(number)
+
     def _block(self, number: int) -> bytes:
         if number in self._kept:
             self._kept.move_to_end(number)
@@ -292,5 +326,5 @@ def _damaged(path: Path | str, part: str) -> EnvironmentFault:
     return EnvironmentFault(
         f"facts of documents are damaged: {path} ({part})",
         "their bytes have the digests that stand in the data manifest",
-        "find all damage with headway data verify, and restore the file from a copy",
+        _WAY_OUT,
     )

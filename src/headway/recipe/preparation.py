@@ -175,8 +175,10 @@ class Prepare(Section):
     extensions: Extensions | None = said("which files, by name; None: all", None)
     code: Code | None = said("vendored and generated files; None: kept", None)
     languages: Languages | None = said("which languages; None: all", None)
-    secrets: Secrets | None = said("keys and passwords; None: not looked for", None)
-    personal: Personal | None = said("personal data; None: not looked for", None)
+    secrets: Secrets | None = said(
+        "keys and passwords, in texts and in facts of documents (origin, path, url); None: not looked for", None
+    )
+    personal: Personal | None = said("personal data, in texts and in facts of documents; None: not looked for", None)
     quality: Quality | None = said("rules of quality; None: none", None)
     repeats: Repeats | None = said("n-grams in a row; None: not looked for", None)
     contamination: Contamination | None = said("texts of evaluations; None: not looked for", None)

@@ -304,12 +304,25 @@ def facts_findings(recipe: Recipe, facts: DataFacts) -> list[Finding]:
     return findings
 
 
+def chunks_too_short(stage: str, sequence: int, source: str, chunk: int) -> Problem:
+    """No window of a stage fits into a chunk."""
+    return Problem(
+        f"stage {stage}: sequence length {sequence} exceeds the chunks of source {source}",
+        f"a window lies in one chunk; chunks have {chunk} tokens",
+        f"shorten the sequence, or build the data with data.chunk >= {sequence} in another directory",
+    )
+
+
 def _stage_findings(at: KeyPath, stage: Stage, facts: DataFacts) -> list[Finding]:
     """What a stage needs of the build besides tokens."""
     findings: list[Finding] = []
     has_plan = {source.name: stage.sequence in source.packed for source in facts.sources}
     lacking = [name for name in sources_of(stage, list(has_plan)) if not has_plan.get(name, True)]
-    if stage.packing == "best-fit" and lacking:
+    too_short = [s for s in facts.sources if s.name in lacking and s.chunk_tokens < stage.sequence]
+    if stage.packing == "best-fit" and too_short:
+        for source in too_short:
+            findings.append(((*at, "sequence"), chunks_too_short(stage.name, stage.sequence, source.name, source.chunk_tokens)))
+    elif stage.packing == "best-fit" and lacking:
         seen = f"stage {stage.name}: the data has no plan that packs {', '.join(lacking)} into {stage.sequence} tokens"
         way_out = "add it with: headway data build RECIPE, into the same directory"
         findings.append(((*at, "packing"), Problem(seen, "best-fit plans are made when data is built", way_out)))

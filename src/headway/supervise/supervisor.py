@@ -300,8 +300,10 @@ class _Supervisor:
         error = error_of(self._watch.run, end.segment) or {}
         if isinstance(error.get("refused"), str):
             self._refused[error["refused"]] = f"the trainer could not load it: {error_words(error)}"
-        if isinstance(error.get("damage"), dict) and self._may_leave_out(error["damage"]):
-            self._damage = error["damage"]
+        too_much = ""
+        if isinstance(error.get("damage"), dict) and self._quarantines_damage():
+            too_much = self._too_much(error["damage"])
+            self._damage = None if too_much else error["damage"]
         if end.forced == "lease lost":
             return self._lost()
         if end.end_state == "complete":
@@ -312,15 +314,28 @@ class _Supervisor:
             return None
         if end.code == EXIT_CONFIG:
             return self._finish("failed", f"the trainer cannot run: {end.reason}", end.code, self._cause(end))
+        if too_much:
+            return self._finish("failed", f"{end.reason}; {too_much}", EXIT_ENVIRONMENT, self._cause(end))
         return None
 
-    def _may_leave_out(self, damage: dict[str, Any]) -> bool:
-        """A record stays for good, also when the data has been restored: so only a small part of a source is left out."""
+    def _quarantines_damage(self) -> bool:
+        return self._watch.run.spec().interventions.get("damaged_data") == "quarantine"
+
+    def _too_much(self, damage: dict[str, Any]) -> str:
+        """Why ``damage`` is not left out; empty: it is.
+
+        A record stays for good, also when the data has been restored: so only a small part of a source is left out.
+        """
         spec, segments = self._watch.run.spec(), read_segments(self._watch.run)
         before = [record for record in (segments[-1].quarantines if segments else ()) if record["source"] == damage["source"]]
         tokens = damage["tokens"] + sum(record["tokens"] for record in before)
         has = next(source.tokens for source in spec.sources if source.name == damage["source"])
-        return spec.interventions.get("damaged_data") == "quarantine" and tokens <= MOST_LEFT_OUT * has
+        if tokens <= MOST_LEFT_OUT * has:
+            return ""
+        return (
+            f"it is not left out, though interventions.damaged_data is quarantine: {tokens:,} of the {has:,} tokens of source "
+            f"{damage['source']} would be, and at most {MOST_LEFT_OUT:.0%} of a source may; restore the file from a copy"
+        )
 
     def _give_up(self, choice: Choice) -> Outcome:
         end = self._last_end

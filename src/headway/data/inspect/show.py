@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from headway.base.errors import ConfigError
-from headway.data.facts import Table
+from headway.data.facts import Table, lacking
 from headway.data.manifest import BLOCK_BYTES, DTYPES, DataManifest, SourceEntry
 from headway.data.place import DataPlace
 from headway.data.plans import Plan
@@ -95,12 +95,13 @@ class Sequence:
 
 
 class Show:
-    """Sequences of a stream over a data directory."""
+    """Sequences of a stream over a data directory. ``lacking``: files without which it is not known where documents are from."""
 
     def __init__(self, stream: Stream, place: DataPlace | Path, manifest: DataManifest):
         self.stream, self.spec, self.schedule = stream, stream.spec, Schedule(stream.spec)
         self.place, self.manifest = DataPlace.of(place), manifest.of(source.name for source in stream.spec.sources)
         self.directory = self.place.directory
+        self.lacking = tuple(file for source in self.manifest.sources if (file := lacking(self.place, source)))
 
     # --- places -----------------------------------------------------------------------------------------------------------
 

@@ -3,7 +3,9 @@
 A score is a number that the document carries (``field`` over ``scale``), or the axis's own rule where there is an honest one:
 
     density            bytes that zlib leaves of the text over its own, at most 1: what says a thing twice scores less
-    parse_integrity    1 where a file of its extension parses, or its brackets close outside strings and comments; else 0
+    parse_integrity    1 where a file of its extension parses, or its brackets close outside strings and comments; else 0;
+                       unknown where parsing might take a thousand times the text: over 256 KiB of Python or TOML, over 4 MiB
+                       of JSON, a line of TOML with over 100 dots
 
 Whether code builds or passes its tests is correctness, as a number 1 or 0 that it carries. Scores of what is kept are summed up
 per source: mean by bytes, and a histogram of documents in tenths.
@@ -44,6 +46,9 @@ What is not closed ends the scan: looking for an end from every place where one 
 """
 
 _BRACKET = re.compile(r"[()\[\]{}]")
+_MOST_CHARACTERS = {".py": 2**18, ".toml": 2**18, ".json": 2**22}
+_MOST_DOTS = 100
+"""On a line: the parser's time and memory for a dotted key grow with the square of its parts."""
 _OPENED_BY = {")": "(", "]": "[", "}": "{"}
 
 
@@ -57,11 +62,13 @@ def density(piece: Piece) -> float:
 
 def parse_integrity(piece: Piece) -> float:
     name = (piece.facts.get("path") or re.sub(r":\d+$", "", piece.origin)).lower()
-    parse = next((parse for extension, parse in _PARSERS.items() if name.endswith(extension)), None)
-    if parse is None:
+    extension = next((extension for extension in _PARSERS if name.endswith(extension)), None)
+    if extension is None or len(piece.text) > _MOST_CHARACTERS.get(extension, math.inf):
+        return UNKNOWN
+    if extension == ".toml" and any(line.count(".") > _MOST_DOTS for line in piece.text.splitlines()):
         return UNKNOWN
     try:
-        return float(parse(piece.text))
+        return float(_PARSERS[extension](piece.text))
     except (RecursionError, MemoryError):  # deeper than the parser goes: nobody knows
         return UNKNOWN
     except (SyntaxError, ValueError):
@@ -87,7 +94,8 @@ def _toml_parses(text: str) -> bool:
 
 def brackets_close(text: str) -> bool:
     waiting: list[str] = []
-    for bracket in _BRACKET.findall(_NO_BRACKETS.sub("", text)):
+    for found in _BRACKET.finditer(_NO_BRACKETS.sub("", text)):
+        bracket = found[0]
         if bracket not in _OPENED_BY:
             waiting.append(bracket)
         elif not waiting or waiting.pop() != _OPENED_BY[bracket]:
@@ -98,7 +106,7 @@ def brackets_close(text: str) -> bool:
 _PARSERS: dict[str, Callable[[str], bool]] = {".py": _python_parses, ".json": _json_parses, ".toml": _toml_parses}
 _PARSERS |= dict.fromkeys(_BRACKETED, brackets_close)
 RULES: dict[str, Callable[[Piece], float]] = {"density": density, "parse_integrity": parse_integrity}
-_VERSION_OF_RULE = {"density": zlib.ZLIB_RUNTIME_VERSION, "parse_integrity": "2, {}.{}".format(*sys.version_info)}
+_VERSION_OF_RULE = {"density": zlib.ZLIB_RUNTIME_VERSION, "parse_integrity": "3, {}.{}".format(*sys.version_info)}
 
 
 # --- the step

@@ -27,6 +27,7 @@ from headway.data.prepare.batches import Batch, read_settled, write_pieces
 from headway.data.prepare.code import joined
 from headway.data.prepare.order import settings_of, steps_of
 from headway.data.prepare.record import SourceRecord
+from headway.data.prepare.sensitive import Pattern, Scan, redacted
 from headway.data.prepare.settle import MOST_PASSES, Event, Settled, checked, parted, settled, size_of, unstable
 from headway.data.prepare.steps import Piece, Step, Verdict
 from headway.data.sources import Document
@@ -168,7 +169,14 @@ class Preparation:
 
     def _piece(self, document: Document, source: Source) -> Piece:
         numbers = {name: document.numbers[name] for name in self._fields if name in document.numbers}
-        return Piece(document.text or "", document.origin, source.name, document.facts, numbers)
+        patterns = self._patterns(source)
+        facts = {name: redacted(value, patterns)[0] for name, value in document.facts.items()}
+        return Piece(document.text or "", redacted(document.origin, patterns)[0], source.name, facts, numbers)
+
+    def _patterns(self, source: Source) -> list[Pattern]:
+        """Of the steps secrets and personal: what they look for in texts is no fact of documents either."""
+        scans = (step for step in self._steps if isinstance(step, Scan) and step.name not in source.without)
+        return [pattern for step in scans for pattern in step.patterns]
 
     def _settled(self, source: Source) -> Iterator[tuple[Document, Settled | None]]:
         """Every document of ``source`` in order, with what the steps that look at it alone made of it; None: it has no text."""

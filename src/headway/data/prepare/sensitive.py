@@ -303,7 +303,9 @@ def redacted(text: str, patterns: Iterable[Pattern]) -> tuple[str, Counter[str]]
     return text, found
 
 
-class _Scan(Step):
+class Scan(Step):
+    """In texts; facts of documents (origin, path, url) are redacted by the same patterns, whatever the policy."""
+
     reason: str
     patterns: tuple[Pattern, ...]
 
@@ -314,11 +316,11 @@ class _Scan(Step):
         return Verdict(text, found=found)
 
 
-class Secrets(_Scan):
+class Secrets(Scan):
     name, reason, patterns = "secrets", "secret", SECRETS
 
 
-class Personal(_Scan):
+class Personal(Scan):
     name, reason = "personal", "personal_data"
 
     def __init__(self, settings):

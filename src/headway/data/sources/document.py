@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -14,6 +15,24 @@ LARGEST_DOCUMENT_BYTES = 64 * 2**20
 """A longer one is a dump of something, and no part of a build could hold it in bounded memory."""
 
 TOO_LARGE = "too_large"
+
+
+_USER = re.compile(r"://(?!git@)[^\s/?#]*@")
+_PARAMETER = re.compile(r"([?&;#])([^\s=&;#?]{1,64})=[^\s&;#]+")
+_SECRET_NAME = re.compile(
+    r"(?i)token|secret|passw|pwd|signature|credential|session|api-?key|access-?key|authorization|(?:^|[-_.])(?:sig|key|auth|jwt|sid)$"
+)
+
+
+def without_credentials(value: str) -> str:
+    """``value`` with a note in place of what opens doors in URLs: users and passwords, tokens and signatures of queries."""
+    if "://" not in value:
+        return value
+    return _PARAMETER.sub(_parameter, _USER.sub("://[removed]@", value))
+
+
+def _parameter(found: re.Match[str]) -> str:
+    return f"{found[1]}{found[2]}=[removed]" if _SECRET_NAME.search(found[2]) else found[0]
 
 
 class SourceRecipe(Protocol):
@@ -42,7 +61,7 @@ class Document:
     """``text`` None: left out, for the reason in ``dropped``. ``origin`` is for people and errors.
 
     ``facts`` are known by the names in ``FACTS``, are never changed, and do not make two documents different; nor do ``numbers``,
-    which are whatever numbers its source holds beside the text, by their field.
+    which are whatever numbers its source holds beside the text, by their field. Origin and facts hold no credentials of URLs.
     """
 
     text: str | None
@@ -52,7 +71,8 @@ class Document:
     numbers: Mapping[str, float] = field(default_factory=dict, compare=False)
 
     def __post_init__(self) -> None:
-        known = {name: value for name, value in self.facts.items() if value}
+        object.__setattr__(self, "origin", without_credentials(self.origin))
+        known = {name: without_credentials(value) for name, value in self.facts.items() if value}
         object.__setattr__(self, "facts", MappingProxyType(known))
         object.__setattr__(self, "numbers", MappingProxyType(dict(self.numbers)))
 

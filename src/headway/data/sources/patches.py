@@ -29,7 +29,7 @@ from headway.data.sources.places import Opened, SourceFile, buffered, files, nee
 
 PATCH_FILES = ("*.patch", "*.diff", "*.mbox", *JSONL_FILES)
 _HEAD = ("From", "Date", "Subject")
-_FROM, _FIELD = re.compile(rb"From \S+ .*\d{2}:\d{2}:\d{2}.*\n"), re.compile(rb"[A-Za-z-]+: ")
+_FROM, _TIME, _FIELD = re.compile(rb"From \S+ "), re.compile(rb"\d{2}:\d{2}:\d{2}"), re.compile(rb"[A-Za-z-]+: ")
 """The two lines with which a message of a mailbox begins; git writes the commit and a fixed date into the first."""
 
 _PIECE = 2**20
@@ -73,12 +73,18 @@ def _split(file: SourceFile) -> Iterator[bytes | None]:
             if begin and _FIELD.match(piece):
                 yield bytes(held) if size <= LARGEST_DOCUMENT_BYTES else None
                 held, size = bytearray(), 0
-            may_begin = last.endswith(b"\n") and _FROM.match(piece)
+            may_begin = last.endswith(b"\n") and _is_from(piece)
             more, begin, last = (begin, piece, piece) if may_begin else (begin + piece, b"", piece)
             size += len(more)
             if size <= LARGEST_DOCUMENT_BYTES:
                 held += more
     yield bytes(held + begin) if size + len(begin) <= LARGEST_DOCUMENT_BYTES else None
+
+
+def _is_from(line: bytes) -> bool:
+    """Two searches of a whole line, in its length: one expression for both would be quadratic in its times."""
+    begin = _FROM.match(line) if line.endswith(b"\n") else None
+    return begin is not None and _TIME.search(line, begin.end()) is not None
 
 
 def _of(read: Callable[[bytes, str], Document], part: bytes | None, origin: str) -> Document:

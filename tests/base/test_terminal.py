@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headway.data.inspect.terminal import one_line, printable_text
+from headway.base.terminal import one_line, printable_json, printable_text
 
 
 @pytest.mark.parametrize(
@@ -42,3 +44,10 @@ def test_one_line_is_one_and_not_too_long():
     assert one_line("x" * 61) == "x" * 57 + "..."
     assert one_line("x" * 60) == "x" * 60
     assert len(one_line("\n" * 10_000)) == 60
+
+
+@given(st.text(st.characters()))
+def test_json_says_the_same_and_moves_nothing(text):
+    shown = printable_json(json.dumps(text, ensure_ascii=False))
+    assert json.loads(shown) == text
+    assert printable_text(shown) == shown

@@ -6,6 +6,7 @@ of letters, characters without any width. Line ends and tabs stay.
 
 from __future__ import annotations
 
+import json
 import unicodedata
 
 _HIDDEN = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
@@ -18,9 +19,22 @@ def printable_text(text: str) -> str:
 
 
 def _shown(character: str) -> str:
-    if character in "\n\t" or unicodedata.category(character) not in _HIDDEN:
-        return character
-    return character.encode("unicode_escape", "surrogatepass").decode()
+    return character.encode("unicode_escape", "surrogatepass").decode() if _is_hidden(character) else character
+
+
+def _is_hidden(character: str) -> bool:
+    return character not in "\n\t" and unicodedata.category(character) in _HIDDEN
+
+
+def printable_json(text: str) -> str:
+    """JSON that says the same: what would be hidden in its strings stands as JSON's own escape."""
+    if text.isascii() and "\x7f" not in text:
+        return text
+    return "".join(_json_escape(one) if _is_hidden(one) else one for one in text)
+
+
+def _json_escape(character: str) -> str:
+    return r"\u007f" if character == "\x7f" else json.dumps(character)[1:-1]
 
 
 def one_line(text: str, most: int = 60) -> str:
