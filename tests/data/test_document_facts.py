@@ -241,7 +241,8 @@ def test_a_name_that_is_no_utf8_is_read_digested_and_shown_as_its_escape(tmp_pat
 def test_no_credentials_and_nothing_that_steps_look_for_is_known_of_a_document(tmp_path):
     token = "ghp_" + "a1B2" * 9
     url = "https://me:hunter22@host/x?token=abc&page=2&X-Amz-Signature=def#sig=ghi"
-    lines = [{"text": f"text {n} " * 9, "url": url, "path": f"jane.roe@realcorp.com/{token}/{n}.txt"} for n in range(40)]
+    texts = [json.loads(line)["text"] for line in write_facts(tmp_path / "texts", 40).read_text().splitlines()]
+    lines = [{"text": text, "url": url, "path": f"jane.roe@realcorp.com/{token}/{n}.txt"} for n, text in enumerate(texts)]
     path = tmp_path / "a.jsonl"
     path.write_text("\n".join(map(json.dumps, lines)))
     shown = "https://[removed]@host/x?token=[removed]&page=2&X-Amz-Signature=[removed]#sig=[removed]"

@@ -64,13 +64,16 @@ class Languages(Section):
 
 
 class Secrets(Section):
-    """Keys, tokens and passwords, by the shape that their issuers gave them and by entropy where they are assigned."""
+    """Keys, tokens and passwords, by the shape that their issuers gave them and by entropy where they are assigned. Facts of
+    documents (origin, path, url and the others) are redacted by the same patterns, whatever the policy; users, passwords and
+    tokens in their URLs are redacted without this section too."""
 
     policy: Handling = said("redact: replaced by a note of its kind; drop: the whole document is left out", "redact")
 
 
 class Personal(Section):
-    """Personal data that has a shape: addresses, numbers. Names are not looked for."""
+    """Personal data that has a shape: addresses, numbers. Names are not looked for. Facts of documents (origin, path, url and the
+    others) are redacted by the same patterns, whatever the policy."""
 
     policy: Handling = said("redact: replaced by a note of its kind; drop: the whole document is left out", "redact")
     kinds: Some[PersonalKind] = said(
@@ -175,10 +178,8 @@ class Prepare(Section):
     extensions: Extensions | None = said("which files, by name; None: all", None)
     code: Code | None = said("vendored and generated files; None: kept", None)
     languages: Languages | None = said("which languages; None: all", None)
-    secrets: Secrets | None = said(
-        "keys and passwords, in texts and in facts of documents (origin, path, url); None: not looked for", None
-    )
-    personal: Personal | None = said("personal data, in texts and in facts of documents; None: not looked for", None)
+    secrets: Secrets | None = said("keys and passwords; None: not looked for", None)
+    personal: Personal | None = said("personal data; None: not looked for", None)
     quality: Quality | None = said("rules of quality; None: none", None)
     repeats: Repeats | None = said("n-grams in a row; None: not looked for", None)
     contamination: Contamination | None = said("texts of evaluations; None: not looked for", None)
