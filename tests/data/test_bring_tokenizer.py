@@ -313,3 +313,102 @@ def test_where_a_tokenizer_lies_is_in_no_digest_and_what_it_is_in_the_inputs(tex
     byte_pairs(Policy("single").pre_tokenizer()).save(str(tmp_path / "b"))
     with pytest.raises(ConfigError, match="other documents or settings"):
         build_data(recipe_for(tmp_path / "b", text, **keys), tmp_path / "data")
+
+
+# --- damaged on purpose
+
+
+def brought(path: Path, **keys) -> bring.Brought:
+    return bring.bring(Wanted.model_validate({"kind": "file", "path": str(path), "vocabulary": 512, **keys}))
+
+
+def changed(tmp_path: Path, **parts) -> Path:
+    path = tmp_path / "changed"
+    path.write_text(json.dumps(json.loads(byte_pairs().to_str()) | parts))
+    return path
+
+
+def test_dropout_is_taken_off(tmp_path):
+    model = json.loads(byte_pairs().to_str())["model"]
+    random = brought(changed(tmp_path, model=model | {"dropout": 0.5}), document_token="<|end|>").tokenizer
+    assert random.digest == brought(changed(tmp_path), document_token="<|end|>").tokenizer.digest
+    assert len({tuple(random.encode(DOCUMENTS[3])) for _ in range(20)}) == 1
+
+
+def test_a_byte_order_mark_is_no_matter(tmp_path):
+    path = changed(tmp_path)
+    plain = brought(path, document_token="<|end|>").tokenizer.digest
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+    assert brought(path, document_token="<|end|>").tokenizer.digest == plain
+
+
+@pytest.mark.parametrize(
+    ("parts", "words"),
+    [
+        ({"normalizer": "x"}, "changed: normalizer is not an object"),
+        ({"normalizer": ["x"]}, "changed: normalizer is not an object"),
+        (
+            {"model": {"type": "BPE", "vocab": {}, "merges": []}, "added_tokens": []},
+            "changed is damaged: its vocabulary is empty",
+        ),
+        ({"model": {"type": "Unigram", "unk_id": None, "vocab": [["a", -1.0]]}, "added_tokens": []}, "changed fails on a text"),
+        ({"normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAAAAAA"}}, "changed fails on a text"),  # a panic
+        ({"normalizer": {"type": "Precompiled", "precompiled_charsmap": "ABAAAP" + "/" * 6000}}, "changed is damaged"),
+    ],
+)
+def test_what_the_library_cannot_read_has_one_message_that_names_the_file(parts, words, tmp_path):
+    with pytest.raises(ConfigError, match=words):
+        brought(changed(tmp_path, **parts))
+
+
+def test_an_empty_row_of_splits_is_none(tmp_path):
+    empty = changed(tmp_path, pre_tokenizer={"type": "Sequence", "pretokenizers": []})
+    assert brought(empty, document_token="<|end|>").tokenizer.digest == (
+        brought(changed(tmp_path, pre_tokenizer=None), document_token="<|end|>").tokenizer.digest
+    )
+
+
+def test_what_ends_the_process_is_no_fault_of_a_file(monkeypatch, tmp_path):
+    def interrupted(*args):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(bring, "_convert", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        brought(changed(tmp_path))
+
+
+@pytest.mark.parametrize("config", [{"default_num_special_tokens": -4}, {"default_vocab_size": float("inf")}])
+def test_sizes_of_a_tekken_file_that_are_none(config, tmp_path):
+    tekken_file(tmp_path / "k")
+    plain = json.loads((tmp_path / "k").read_text())
+    (tmp_path / "k").write_text(json.dumps(plain | {"config": plain["config"] | config}))
+    with pytest.raises(ConfigError, match=r"k is not as tekken\.json is"):
+        brought(tmp_path / "k", document_token="<s>")
+
+
+def test_ids_far_above_the_number_of_tokens_are_refused_before_the_holes_are_filled(tmp_path):
+    keys = tiktoken_file(tmp_path / "t")
+    with open(tmp_path / "t", "ab") as file:
+        file.write(base64.b64encode(b"never there") + b" %d\n" % HUGE)
+    with pytest.raises(ConfigError, match=r"t: 2,000,000,001 ids for"):
+        brought(tmp_path / "t", **keys | {"vocabulary": 2**31})
+
+
+# message 1 {field}: pieces, trainer and normaliser with fields of another wire type
+@pytest.mark.parametrize("field", [b"\x08\x01", b"\x10\x01", b"\x0a\x02\x08\x01", b"\x0a\x02\x10\x01", b"\x1a\x02\x10\x01"])
+def test_a_model_with_a_field_of_another_type_is_none(field, tmp_path):
+    sentencepiece_file("bpe")(tmp_path / "m")
+    (tmp_path / "m").write_bytes((tmp_path / "m").read_bytes() + field)
+    with pytest.raises(ConfigError, match="m is no tokenizer that is known"):
+        brought(tmp_path / "m")
+
+
+def test_unknown_characters_are_lost_and_no_control_token(text, tmp_path):
+    keys = sentencepiece_file("unigram", byte_fallback=False)(tmp_path / "m")
+    with pytest.raises(ConfigError, match=r"characters that it does not know become '<unk>' and are lost, as in '\\n<unk>'"):
+        brought(tmp_path / "m", **keys)
+    build_data(recipe_for(tmp_path / "m", text, lossy=True, **keys), tmp_path / "data")
+    ids, tokenizer = documents_of(tmp_path / "data")
+    assert any(tokenizer.unknown_id in one for one in ids)
+    with pytest.raises(ConfigError, match="produces the control token '<unk>'"):
+        brought(tmp_path / "m", lossy=True, document_token="<unk>")

@@ -430,6 +430,7 @@ def describe(tokenizer: Tokenizer, wanted: TokenizerSection, made: Made) -> Toke
         fim=tuple(tokenizer.controls[token] for token in wanted.fim_tokens),
         lossy=wanted.lossy,
         trained_on=made.trained_on,
+        left_out=made.left_out,
         brought=made.brought,
         digits="" if made.brought else wanted.digits,
         whitespace="" if made.brought else wanted.whitespace,

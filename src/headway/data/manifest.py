@@ -59,6 +59,9 @@ class TokenizerEntry:
     brought: str = ""  # digest of the file that it was converted from
     digits: str = ""  # how text was split, of one that was trained here; empty: written before it was recorded
     whitespace: str = ""
+    left_out: dict[str, int] = field(
+        default_factory=dict
+    )  # source -> characters of ``trained_on`` in pieces too long to train on
     fim_tokens: tuple[str, ...] = ()  # names of ``fim``; empty beside ids: written before they were recorded
 
     def content(self) -> dict:

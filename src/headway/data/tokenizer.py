@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from headway.base.digests import digest_bytes
 from headway.base.errors import ConfigError, EnvironmentFault, from_os_error
 from headway.base.files import write_atomic
 from headway.data.vocabulary.fast import FastEncoder, Proof, prove
+from headway.data.vocabulary.foreign import foreign, is_of_a_library
 from headway.data.vocabulary.splits import GPT2, Policy
 
 TOKENIZER_FILE = "tokenizer.json"
@@ -31,10 +33,11 @@ SMALLEST_VOCABULARY = 257
 class Tokenizer:
     """Text <-> token ids. ``encode`` never returns a control token."""
 
-    def __init__(self, serialized: bytes, document_token: str):
+    def __init__(self, serialized: bytes, document_token: str, name: str = "the tokenizer"):
+        """``name``: of the file that it came from, for messages."""
         inner = tokenizers.Tokenizer.from_str(serialized.decode())
         inner.encode_special_tokens = True  # read special tokens in text as text
-        self._inner, self._serialized, self.document_token = inner, serialized, document_token
+        self._inner, self._serialized, self.document_token, self._name = inner, serialized, document_token, name
         identity = inner.token_to_id(document_token)
         if identity is None:
             raise ConfigError(f"the tokenizer does not know the document token {document_token!r}")
@@ -46,7 +49,9 @@ class Tokenizer:
         self._fast: FastEncoder | None = None
         self.keeps_text = _keeps_text(plain)
         self._is_byte_level = (plain.get("decoder") or {}).get("type") == "ByteLevel"
-        self._is_control = None if _never_controls(plain) else np.isin(np.arange(self._entries), [*self.controls.values()])
+        self.unknown_id = _unknown(plain, inner)
+        unreachable = [id for id in self.controls.values() if id == identity or id != self.unknown_id]
+        self._is_control = None if _never_controls(plain) else np.isin(np.arange(self._entries), unreachable)
 
     @staticmethod
     def load(path: Path, document_token: str) -> Tokenizer:
@@ -56,9 +61,9 @@ class Tokenizer:
             raise from_os_error(error, path, "cannot read tokenizer") from error
         try:
             return Tokenizer(data, document_token)
-        except ConfigError:
-            raise
-        except Exception as error:  # the library raises bare Exception for a damaged file
+        except BaseException as error:
+            if not is_of_a_library(error):
+                raise
             raise EnvironmentFault(
                 f"tokenizer is damaged: {error}", f"path: {path}", "restore the file or build the data again"
             ) from error
@@ -86,7 +91,12 @@ class Tokenizer:
                 "the tokenizer works on the bytes of UTF-8 text",
                 "give the text in UTF-8",
             ) from None
-        return self._inner.encode(text, add_special_tokens=False).ids
+        with self._reading():
+            return self._inner.encode(text, add_special_tokens=False).ids
+
+    def _reading(self) -> AbstractContextManager[None]:
+        way_out = "check that the file is whole, bring another tokenizer, or train one"
+        return foreign(f"{self._name} fails on a text", "a tokenizer reads every text", way_out)
 
     def prove(self) -> Proof:
         """That tiktoken gives the same ids; NotProven: it does not, or nobody knows. Some seconds."""
@@ -103,7 +113,8 @@ class Tokenizer:
         """uint32 ids of each text."""
         fast = self._fast.encode_all(texts) if self._fast else [None] * len(texts)
         rest = [text for text, ids in zip(texts, fast, strict=True) if ids is None]
-        encoded = iter(self._inner.encode_batch_fast(rest, add_special_tokens=False))
+        with self._reading():
+            encoded = iter(self._inner.encode_batch_fast(rest, add_special_tokens=False))
         found = [np.array(next(encoded).ids, np.uint32) if ids is None else ids for ids in fast]
         if self._is_control is not None and any(self._is_control[ids].any() for ids in found):
             raise ConfigError(
@@ -130,10 +141,12 @@ class Tokenizer:
 
     def decode(self, ids: Iterable[int]) -> str:
         """Text of ``ids``; the document token is shown as it is spelled. Incomplete UTF-8 becomes U+FFFD."""
-        return self._inner.decode([int(i) for i in ids], skip_special_tokens=False)
+        with self._reading():
+            return self._inner.decode([int(i) for i in ids], skip_special_tokens=False)
 
     def decode_batch(self, ids: list[np.ndarray]) -> list[str]:
-        return self._inner.decode_batch([of_one.tolist() for of_one in ids], skip_special_tokens=False)
+        with self._reading():
+            return self._inner.decode_batch([of_one.tolist() for of_one in ids], skip_special_tokens=False)
 
 
 _BYTE_PIECE = re.compile("<0x[0-9A-F]{2}>")
@@ -157,6 +170,14 @@ def _check_unreachable(plain: dict[str, Any], controls: Iterable[str]) -> None:
             )
 
 
+def _unknown(plain: dict[str, Any], inner: tokenizers.Tokenizer) -> int | None:
+    """Id that stands for what the vocabulary cannot spell; text may produce it, and is lost then."""
+    model = plain["model"]
+    if model["type"] == "Unigram":
+        return model.get("unk_id")
+    return None if model.get("unk_token") is None else inner.token_to_id(model["unk_token"])
+
+
 def _never_controls(plain: dict[str, Any]) -> bool:
     """Whether that no merge spells a control token is enough: not where whole pieces are looked up."""
     return plain["model"]["type"] == "BPE" and not plain["model"].get("ignore_merges")
@@ -168,6 +189,7 @@ def _keeps_text(plain: dict[str, Any]) -> bool:
     steps = steps.get("pretokenizers", [steps])
     return (
         plain["model"]["type"] == "BPE"
+        and bool(steps)
         and not plain["model"].get("dropout")
         and plain.get("normalizer") is None
         and (plain.get("decoder") or {}).get("type") == "ByteLevel"
@@ -200,6 +222,7 @@ def train_tokenizer(
 ) -> Tokenizer:
     """Train on ``texts``. The same texts in the same order give the same bytes. A small corpus may give fewer entries.
 
+    Time is quadratic in the longest piece: give texts without long ones (``splits.ShortPieces``).
     ``controls``: further control tokens. Ids: the document token, these, the 256 bytes, then merges in their order.
     """
     least = SMALLEST_VOCABULARY + len(controls)

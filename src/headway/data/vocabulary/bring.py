@@ -1,6 +1,6 @@
 """A tokenizer that is brought as a file: converted once to tokenizer.json, with the recipe's control tokens, tried on documents.
 
-    tokenizer.json      byte pairs or unigram: as it is, truncation and padding taken off
+    tokenizer.json      byte pairs or unigram: as it is, truncation, padding and dropout taken off
     .tiktoken           ranks; the recipe says how text is split, and ids of control tokens
     tekken.json         ranks, pattern and control tokens
     SentencePiece       a protobuf message: byte pairs or unigram
@@ -12,6 +12,7 @@ that does not come back, unless the recipe lets it.
 
 from __future__ import annotations
 
+import codecs
 import json
 import re
 from collections.abc import Callable, Iterable
@@ -25,6 +26,7 @@ from headway.base.digests import digest_bytes
 from headway.base.errors import ConfigError, from_os_error
 from headway.data.tokenizer import Tokenizer, lost
 from headway.data.vocabulary import ranks, sentencepiece_model
+from headway.data.vocabulary.foreign import foreign
 from headway.data.vocabulary.splits import KNOWN
 
 if TYPE_CHECKING:
@@ -48,11 +50,12 @@ def bring(wanted: Wanted) -> Brought:
     """``wanted.path``, converted. ConfigError: no such tokenizer, one that cannot be, a vocabulary that does not fit."""
     assert wanted.path is not None
     data, name = read(Path(wanted.path)), Path(wanted.path).name
-    form, inner, original = _convert(data, name, wanted)
-    _add_controls(inner, wanted)
-    ranks.refuse_beyond(max(inner.get_vocab(with_added_tokens=True).values()) + 1, name, wanted.vocabulary)
-    tokenizer = Tokenizer(_plain_bytes(inner), wanted.document_token)
-    _refuse_produced(tokenizer, name)
+    with foreign(f"{name} is damaged", "it is read by the library of its kind", "check that the file is whole"):
+        form, inner, original = _convert(data.removeprefix(codecs.BOM_UTF8), name, wanted)
+        _add_controls(inner, wanted)
+        ranks.refuse_beyond(max(inner.get_vocab(with_added_tokens=True).values()) + 1, name, wanted.vocabulary)
+        tokenizer = Tokenizer(_plain_bytes(inner), wanted.document_token, name)
+        _refuse_produced(tokenizer, name, wanted)
     return Brought(tokenizer, form, digest_bytes(data), original)
 
 
@@ -81,14 +84,7 @@ def _convert(data: bytes, name: str, wanted: Wanted) -> tuple[str, tokenizers.To
             return "tekken", inner, _by_tiktoken(of_ranks, pattern, first)
         return "tokenizer.json", _tokenizer_json(plain, name), None
     model = sentencepiece_model.read(data, name)
-    try:
-        return "sentencepiece", sentencepiece_model.convert(model, name), _by_sentencepiece(data)
-    except ConfigError:
-        raise
-    except Exception as error:  # either library has its own
-        raise ConfigError(
-            f"{name} is damaged: {error}", "it is read by sentencepiece and by tokenizers", "check that the file is whole"
-        ) from None
+    return "sentencepiece", sentencepiece_model.convert(model, name), _by_sentencepiece(data)
 
 
 def _json(data: bytes, name: str) -> dict[str, Any]:
@@ -115,22 +111,27 @@ def _tiktoken(data: bytes, name: str, wanted: Wanted) -> tuple[tokenizers.Tokeni
 
 
 def _tokenizer_json(plain: dict[str, Any], name: str) -> tokenizers.Tokenizer:
-    kind = plain["model"].get("type") if isinstance(plain.get("model"), dict) else None
+    for key in ("model", "normalizer", "pre_tokenizer", "decoder"):
+        if plain.get(key) is not None and not isinstance(plain[key], dict):
+            raise ConfigError(
+                f"{name}: {key} is not an object of JSON", "a tokenizer.json has one", "check that the file is whole"
+            )
+    kind = (plain.get("model") or {}).get("type")
     if kind not in ("BPE", "Unigram"):
         raise ConfigError(
             f"{name}: the model is {kind or 'missing'}",
             "byte pairs (BPE) and Unigram are taken: others lose text that they do not know",
             "bring another tokenizer, or train one",
         )
+    if not plain["model"].get("vocab"):
+        raise ConfigError(f"{name} is damaged: its vocabulary is empty", "it has entries", "check that the file is whole")
     plain = plain | {"truncation": None, "padding": None, "post_processor": None}
-    if (plain.get("normalizer") or {}).get("normalizers") == []:
-        plain["normalizer"] = None
-    try:
-        return tokenizers.Tokenizer.from_str(json.dumps(plain))
-    except Exception as error:  # the library raises bare Exception
-        raise ConfigError(
-            f"{name} is damaged: {error}", "it is read by the tokenizers library", "check that the file is whole"
-        ) from None
+    if kind == "BPE":  # merges left out at random: a document would have other ids every time
+        plain["model"] = plain["model"] | {"dropout": None}
+    for key, steps in (("normalizer", "normalizers"), ("pre_tokenizer", "pretokenizers")):
+        if (plain.get(key) or {}).get(steps) == []:
+            plain[key] = None
+    return tokenizers.Tokenizer.from_str(json.dumps(plain))
 
 
 def _add_controls(inner: tokenizers.Tokenizer, wanted: Wanted) -> None:
@@ -156,10 +157,18 @@ def _plain_bytes(inner: tokenizers.Tokenizer) -> bytes:
     return inner.to_str().encode()
 
 
-def _refuse_produced(tokenizer: Tokenizer, name: str) -> None:
+def _refuse_produced(tokenizer: Tokenizer, name: str, wanted: Wanted) -> None:
     for token, identity in tokenizer.controls.items():
-        for text in (token, f"a{token}b", f" {token} ", f"\n{token}"):
-            if identity in tokenizer.encode(text):
+        is_unknown = identity == tokenizer.unknown_id
+        is_placed = token in wanted.control_tokens
+        for text in (token, f"a{token}b", f" {token} ", f"\n{token}", *(["\U0010fffd"] if is_unknown and is_placed else [])):
+            if identity in tokenizer.encode(text) and not (is_unknown and wanted.lossy and not is_placed):
+                if is_unknown and not is_placed:
+                    raise ConfigError(
+                        f"{name}: characters that it does not know become {token!r} and are lost, as in {text!r}",
+                        "tokens decode to the documents that they were made of",
+                        "bring a tokenizer that keeps all bytes, or set tokenizer.lossy = true to train on text as it leaves it",
+                    )
                 raise ConfigError(
                     f"{name}: the text {text!r} produces the control token {token!r}",
                     "no text may produce a control token",
@@ -197,7 +206,9 @@ def try_on(brought: Brought, texts: Iterable[str], *, lossy: bool) -> int:
     for text in texts:
         ids = brought.tokenizer.encode(text)
         if brought.original and not any(token in text for token in brought.tokenizer.controls):
-            _compare(ids, brought.original(text), text, brought)
+            with foreign(f"the library of {brought.form} fails on a text", "it reads every text", "check that the file is whole"):
+                theirs = brought.original(text)
+            _compare(ids, theirs, text, brought)
         back = brought.tokenizer.decode(ids)
         changed += back != text
         if back != text and not lossy:

@@ -162,7 +162,7 @@ def _pattern(plain: dict[str, Any]) -> str:
 
 
 def _steps(pre_tokenizer: dict[str, Any] | None) -> list[dict[str, Any]]:
-    if pre_tokenizer is None:
+    if pre_tokenizer is None or pre_tokenizer.get("pretokenizers") == []:
         raise NotProven("text is not split")
     return pre_tokenizer["pretokenizers"] if pre_tokenizer["type"] == "Sequence" else [pre_tokenizer]
 

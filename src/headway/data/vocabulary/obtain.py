@@ -5,7 +5,7 @@
 
 Training takes at most so much text, however much there is: the first documents of every source's shuffled order, without what
 may be held out, in proportion to the sources' sizes. So its time and memory are bounded, and the same documents give the same
-tokenizer.
+tokenizer. Pieces of more than 1,000 characters, such as a rule of dashes, are left out: training is quadratic in their length.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from headway.data.split import Order
 from headway.data.spool import SealedSpool, unsealed
 from headway.data.tokenizer import TOKENIZER_FILE, Tokenizer, train_tokenizer
 from headway.data.vocabulary import bring
-from headway.data.vocabulary.splits import Policy
+from headway.data.vocabulary.splits import Policy, ShortPieces
 
 if TYPE_CHECKING:
     from headway.recipe.schema import Tokenizer as Wanted
@@ -54,10 +54,14 @@ class Work(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Made:
-    """What it was made of: ``trained_on`` is bytes of text by source, ``brought`` the digest of a file."""
+    """What it was made of: ``trained_on`` is bytes of text by source, ``brought`` the digest of a file.
+
+    ``left_out``: characters by source, of ``trained_on``, in pieces too long to train on.
+    """
 
     tokenizer: str  # digest
     trained_on: dict[str, int] = field(default_factory=dict)
+    left_out: dict[str, int] = field(default_factory=dict)
     brought: str = ""
 
 
@@ -96,15 +100,18 @@ def _finished(made: Path, document_token: str) -> tuple[Tokenizer, Made] | None:
 
 def _trained(wanted: Wanted, sources: list[Work]) -> tuple[Tokenizer, Made]:
     samples = sample(sources, SAMPLE_BYTES if wanted.sample is None else wanted.sample)
+    policy = Policy(wanted.digits, wanted.whitespace)
+    short = {work.name: ShortPieces(texts(work, stop), policy) for work, (stop, _) in zip(sources, samples, strict=True)}
     tokenizer = train_tokenizer(
-        chain.from_iterable(texts(work, stop) for work, (stop, _) in zip(sources, samples, strict=True)),
+        chain.from_iterable(short.values()),
         vocabulary=wanted.vocabulary,
         document_token=wanted.document_token,
         controls=(*wanted.fim_tokens, *wanted.reserved_tokens),
-        policy=Policy(wanted.digits, wanted.whitespace),
+        policy=policy,
     )
     trained_on = {work.name: size for work, (_, size) in zip(sources, samples, strict=True)}
-    return tokenizer, Made(tokenizer=tokenizer.digest, trained_on=trained_on)
+    left_out = {name: part.left_out for name, part in short.items() if part.left_out}
+    return tokenizer, Made(tokenizer=tokenizer.digest, trained_on=trained_on, left_out=left_out)
 
 
 def _tried(brought: bring.Brought, wanted: Wanted, sources: list[Work]) -> tuple[Tokenizer, Made]:

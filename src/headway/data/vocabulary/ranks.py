@@ -72,6 +72,7 @@ def pre_tokenizer(pattern: str, name: str) -> pre_tokenizers.PreTokenizer:
 
 
 _NONE = 2**63
+MOST_HOLES = 100_000
 
 
 def _check(ranks: dict[bytes, int], name: str) -> None:
@@ -95,6 +96,16 @@ def _check_ids(vocabulary: dict[str, int], controls: dict[str, int], name: str, 
     if min(taken) < 0:
         raise ConfigError(f"{name}: the id {min(taken)}", "ids count from 0", "check that the file is whole")
     refuse_beyond(max(taken) + 1, name, most)
+    _refuse_holes(max(taken) + 1, len(taken), name)
+
+
+def _refuse_holes(entries: int, tokens: int, name: str) -> None:
+    if entries - tokens > MOST_HOLES:
+        raise ConfigError(
+            f"{name}: {entries:,} ids for {tokens:,} tokens",
+            f"at most {MOST_HOLES:,} ids have no token: each becomes one that is never used",
+            "check that the file is whole",
+        )
 
 
 def refuse_beyond(entries: int, name: str, most: int) -> None:
@@ -150,13 +161,16 @@ def read_tekken(plain: dict[str, Any], name: str, most: int) -> tuple[dict[bytes
         ranks = {base64.b64decode(entry["token_bytes"], validate=True): int(entry["rank"]) for entry in entries}
         listed = {str(entry["token_str"]): int(entry["rank"]) for entry in plain.get("special_tokens") or ()}
         pattern = str(config["pattern"])
-    except (KeyError, TypeError, ValueError, binascii.Error) as error:
+        if not 0 <= special < size:
+            raise ValueError(f"sizes: default_vocab_size = {size}, default_num_special_tokens = {special}")
+    except (KeyError, TypeError, ValueError, OverflowError, binascii.Error) as error:
         raise ConfigError(
             f"{name} is not as tekken.json is: {type(error).__name__} {error}",
             "it has config (pattern, sizes) and vocab (rank, token_bytes)",
             "check that the file is whole",
         ) from None
-    refuse_beyond(special, name, most)
+    refuse_beyond(special + len(ranks), name, most)
+    _refuse_holes(special, len(listed), name)
     named = listed or dict(zip(_FIRST_SPECIAL, range(special), strict=False))
     taken = set(named.values())
     named |= {f"<SPECIAL_{number}>": number for number in range(special) if number not in taken}

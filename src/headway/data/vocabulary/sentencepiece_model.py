@@ -15,7 +15,7 @@ import re
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
@@ -25,6 +25,7 @@ from headway.base.errors import ConfigError
 BLANK = "\u2581"
 NORMAL, UNKNOWN, CONTROL, USER, UNUSED, BYTE = range(1, 7)
 UNIGRAM, PAIRS = 1, 2
+Value = TypeVar("Value", int, bytes)
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 
 
@@ -69,19 +70,34 @@ def _model(data: bytes) -> Model:
     fields: dict[str, Any] = {}
     pieces: list[Piece] = []
     for number, value in _fields(data):
+        if number not in (1, 2, 3):
+            continue
+        found = _Message(value)
         if number == 1:
-            found = dict(_fields(value))
-            score = struct.unpack("<f", found[2])[0] if 2 in found else 0.0
+            score = struct.unpack("<f", found.get(2, bytes(4)))[0]
             pieces.append(Piece(found.get(1, b"").decode(), score, found.get(3, NORMAL)))
         elif number == 2:
-            trainer = dict(_fields(value))
-            fields |= {"type": trainer.get(3, UNIGRAM), "byte_fallback": bool(trainer.get(35, 0))}
-            fields |= {"blank_as_suffix": bool(trainer.get(24, 0))}
-        elif number == 3:
-            norm = dict(_fields(value))
-            fields |= {"characters": norm.get(2, b""), "blank_first": bool(norm.get(3, 1))}
-            fields |= {"one_blank": bool(norm.get(4, 1)), "escapes_blanks": bool(norm.get(5, 1))}
+            fields |= {"type": found.get(3, UNIGRAM), "byte_fallback": bool(found.get(35, 0))}
+            fields |= {"blank_as_suffix": bool(found.get(24, 0))}
+        else:
+            fields |= {"characters": found.get(2, b""), "blank_first": bool(found.get(3, 1))}
+            fields |= {"one_blank": bool(found.get(4, 1)), "escapes_blanks": bool(found.get(5, 1))}
     return Model(pieces, **fields)
+
+
+class _Message:
+    """A message inside the file. ValueError: a field of another type than its default."""
+
+    def __init__(self, data: Any):
+        if not isinstance(data, bytes):
+            raise ValueError
+        self._found = dict(_fields(data))
+
+    def get(self, number: int, default: Value) -> Value:
+        value = self._found.get(number, default)
+        if not isinstance(value, type(default)):
+            raise ValueError
+        return value
 
 
 def _fields(data: bytes) -> Iterator[tuple[int, Any]]:

@@ -7,7 +7,10 @@ def f(x):\\n        return 123456      runs          def| f|(|x|):|\\n       | r
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import groupby
 
 from tokenizers import Regex, pre_tokenizers
 
@@ -52,6 +55,49 @@ def split_by(pattern: str) -> pre_tokenizers.PreTokenizer:
 
 
 GPT2 = Policy()
+LONGEST_PIECE = 1000
+"""Characters of a piece of text that is trained on, such as a word: longer ones are rules and data, not language."""
+_SPACE = r"\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"  # as the patterns' engine has it
+
+
+def _run(characters: int) -> re.Pattern[str]:
+    """So many without a space, or spaces alone. Linear: each run is tried at its head."""
+    return re.compile(rf"(?<![^{_SPACE}])[^{_SPACE}]{{{characters}}}|(?<![{_SPACE}])[{_SPACE}]{{{characters}}}")
+
+
+_STEP = 10
+_LONG, _LONG_OF_TENTH = _run(LONGEST_PIECE), _run(LONGEST_PIECE // _STEP - 1)
+
+
+def _may_have_long(text: str) -> bool:
+    """A long piece is at most one blank and then no space, or spaces alone: every tenth character shows it, ten times sooner."""
+    return bool(_LONG_OF_TENTH.search(text[::_STEP]) and _LONG.search(text))
+
+
+class ShortPieces:
+    """``texts`` to train on, without pieces of more than LONGEST_PIECE characters; ``left_out``: characters of these so far.
+
+    A text that has none is as it was; of another come the parts between.
+    """
+
+    def __init__(self, texts: Iterable[str], policy: Policy):
+        self._texts, self._split = texts, pre_tokenizers.Split(Regex(policy.pattern), "isolated")
+        self.left_out = 0
+
+    def __iter__(self) -> Iterator[str]:
+        for text in self._texts:
+            if not _may_have_long(text):
+                yield text
+                continue
+            pieces = (piece for piece, _ in self._split.pre_tokenize_str(text))
+            for is_long, some in groupby(pieces, lambda piece: len(piece) > LONGEST_PIECE):
+                part = "".join(some)
+                if is_long:
+                    self.left_out += len(part)
+                else:
+                    yield part
+
+
 _ENDINGS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _TAIL = r"\s*[\r\n]+|\s+(?!\S)|\s+"
 _HEAD = r"[^\r\n\p{L}\p{N}]?"
