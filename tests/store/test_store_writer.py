@@ -233,8 +233,8 @@ def test_a_dead_writer_is_noticed_and_replaced(run):
 
 
 def test_a_stuck_writer_is_ended_by_the_next_trainer(run, monkeypatch):
-    monkeypatch.setattr("headway.store.writer.client.ANSWER_SECONDS", 0.5)
     trainer = Trainer(run)
+    monkeypatch.setattr("headway.store.writer.client.ANSWER_SECONDS", 0.5)  # not before: a new one may take its time
     os.kill(trainer.client.pid, signal.SIGSTOP)
     assert WriterClient.find(run, 0) is None
     until(lambda: gone(trainer.client.pid))
