@@ -13,6 +13,7 @@ from headway.data.build import build_data
 from headway.data.freeze import check_caps, check_held_out, data_facts, freeze
 from headway.data.reader import TokenReader
 from headway.data.stream import Stream, source_coverage
+from headway.recipe.preparation import Prepare
 from headway.recipe.spec import BatchPhase
 
 
@@ -151,3 +152,21 @@ def test_freeze_checks_the_held_out_text(built):
     freeze(small_recipe(sources, stages=[stage(1_000, length - 1, a=1, b=1)]), manifest)
     with pytest.raises(ConfigError, match="held-out tokens"):
         freeze(small_recipe(sources, stages=[stage(1_000, length, a=1, b=1)]), manifest)
+
+
+def test_data_that_was_built_under_other_settings_is_refused(tmp_path):
+    """Else a run would be on record with steps and held-out rules that its data never saw."""
+    sources = [{"name": "a", "kind": "text-tree", "path": str(write_words(tmp_path / "a", 30))}]
+    recipe = small_recipe(sources, vocabulary=300)
+    manifest = build_data(recipe, tmp_path / "data")
+    freeze(recipe, manifest)
+    other = recipe.data.model_copy(update={"held_out_by": "content", "prepare": Prepare.model_validate({"secrets": {}})})
+    with pytest.raises(ConfigError, match=r"other settings than the recipe has now: data\.prepare, data\.held_out_by"):
+        freeze(recipe.model_copy(update={"data": other}), manifest)
+    without = recipe.data.sources[0].model_copy(update={"include": ("*.md",)})
+    with pytest.raises(ConfigError, match="include of source a"):
+        freeze(recipe.model_copy(update={"data": recipe.data.model_copy(update={"sources": (without,)})}), manifest)
+    older = dataclasses.replace(manifest, settings={})
+    freeze(recipe.model_copy(update={"data": other}), older)
+    older.save(tmp_path / "data")
+    assert build_data(recipe, tmp_path / "data").settings == manifest.settings, "a build that is used again is told"

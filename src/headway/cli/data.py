@@ -73,7 +73,7 @@ def stage_line(what: str, facts: dict[str, Any]) -> str:
 
     lines = {
         "prepared": lambda: prepared_line(facts),
-        "documents": lambda: f"- {facts['source']}: {facts['documents']:,} documents",
+        "documents": lambda: f"- {facts['source']}: {facts['documents']:,} documents{left_out(facts)}",
         "packed": lambda: f"- {facts['source']}: packed for sequences of {facts['sequence']:,}, {facts['padding']:.3%} padding",
         "tokenizer": lambda: f"- tokenizer: {facts['vocabulary']:,} entries, digest {short(facts['digest'])}",
         "encoder": lambda: f"- slower than it could be, by tokenizers alone: {facts['why']}",
@@ -86,6 +86,12 @@ def other_facts(facts: dict[str, Any]) -> str:
     """Where texts are the same and what is known of their documents is not what the build recorded."""
     names = facts.get("other_facts", ())
     return f"; facts of documents stand there as they were then, not as they are now: {', '.join(names)}" if names else ""
+
+
+def left_out(facts: dict[str, Any]) -> str:
+    """Of a source that no step prepared, whose line says it else: equal documents count once, always."""
+    reasons = [f"{count:,} {reason.replace('_', ' ')}" for reason, count in (facts.get("dropped") or {}).items()]
+    return f"; left out: {', '.join(reasons)}" if reasons else ""
 
 
 def prepared_line(facts: dict[str, Any]) -> str:

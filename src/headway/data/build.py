@@ -58,7 +58,7 @@ from headway.data.spool import AsRead, SealedSpool, Spool, remove
 from headway.data.tokenizer import TOKENIZER_FILE, Tokenizer
 from headway.data.vocabulary.obtain import Made, brought_by, obtain
 from headway.data.workspace import publish, workspace
-from headway.recipe.digests import recipe_content
+from headway.recipe.digests import document_settings, recipe_content
 from headway.recipe.load import LoadedRecipe
 from headway.recipe.mixture_rules import sources_of
 from headway.recipe.resolve import chunks_too_short
@@ -287,7 +287,7 @@ class _Build:
             )
             for number, (entry, source) in enumerate(zip(manifest.sources, self.recipe.data.sources, strict=True))
         )
-        relabelled = dataclasses.replace(manifest, sources=sources)
+        relabelled = dataclasses.replace(manifest, sources=sources, settings=document_settings(self.recipe))
         if relabelled != manifest:
             relabelled.save(self.directory)
         return relabelled
@@ -367,6 +367,7 @@ class _Build:
                 "numpy": np.__version__,
                 "tokenizers": tokenizers.__version__,
             },
+            settings=document_settings(self.recipe),
         )
         self.preparation.save_report(self.output)
         manifest = self._packed(manifest, self.output)

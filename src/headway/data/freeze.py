@@ -16,6 +16,7 @@ from headway.base.units import format_count
 from headway.data.manifest import DataManifest, TokenizerEntry
 from headway.data.packing import packing_digest
 from headway.data.stream import Coverage, Stream, source_coverage
+from headway.recipe.digests import document_settings
 from headway.recipe.load import LoadedRecipe
 from headway.recipe.rebalance import Mixtures, NothingFits, rebalance
 from headway.recipe.resolve import DataFacts, SourceFacts, resolve, with_mixtures
@@ -67,12 +68,32 @@ def freeze(recipe: Recipe | LoadedRecipe, manifest: DataManifest, *, parent: dic
     """
     spec = resolve(recipe, data_facts(manifest), parent=parent)
     whole = recipe.recipe if isinstance(recipe, LoadedRecipe) else recipe
+    check_settings(whole, manifest, recipe.locate(("data",)) if isinstance(recipe, LoadedRecipe) else "")
     if whole.data.beyond_cap == "rebalance":
         spec = rebalanced(spec)
     check_caps(spec)
     where = recipe.locate(("data", "held_out")) if isinstance(recipe, LoadedRecipe) else ""
     check_held_out(spec, manifest, where)
     return spec
+
+
+def check_settings(recipe: Recipe, manifest: DataManifest, where: str = "") -> None:
+    """Refuse data that was built under other steps, held-out rules or patterns than the recipe now has: it would be on record as
+    what it is not. Manifests of older builds do not say."""
+    if not manifest.settings:
+        return
+    asked, built = document_settings(recipe), manifest.settings
+    differs = [f"data.{key}" for key in ("prepare", "held_out_by") if asked.get(key) != built.get(key)]
+    for name, own in asked["sources"].items():
+        known = built["sources"].get(name, own)
+        differs += [f"{key} of source {name}" for key in sorted({*own, *known}) if own.get(key) != known.get(key)]
+    if differs:
+        raise ConfigError(
+            f"the data was built with other settings than the recipe has now: {', '.join(differs)}",
+            "a run trains on the documents that its recipe describes",
+            "build the data again in another directory (headway data build --out DIR, then --data DIR), or set them back",
+            where,
+        )
 
 
 def rebalanced(spec: Spec) -> Spec:

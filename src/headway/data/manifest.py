@@ -250,6 +250,7 @@ class DataManifest:
     versions: dict[str, str]
     kind: str = field(default="data-manifest")
     schema_version: int = field(default=1)
+    settings: dict[str, Any] = field(default_factory=dict)  # of the recipe, as far as they choose and change documents
 
     def to_json(self) -> dict:
         return _plain(self)

@@ -72,6 +72,14 @@ def _drop_added(plain: Any, section: Any) -> None:
                 _drop_added(plain[key], getattr(section, name))
 
 
+def document_settings(recipe: Recipe) -> dict[str, Any]:
+    """What of a recipe decides which documents its data holds, and as which text: steps, held-out rules, what is read."""
+    data = recipe_content(recipe)["data"]
+    own = ("kind", "include", "exclude", "field", "without", "held_out_by")
+    sources = {source["name"]: {key: source[key] for key in own if key in source} for source in data["sources"]}
+    return {key: data[key] for key in ("prepare", "held_out_by") if key in data} | {"sources": sources}
+
+
 def recipe_digest(recipe: Recipe) -> str:
     return digest_json(recipe_content(recipe))
 
