@@ -191,12 +191,18 @@ def test_processes_end_with_the_build(sources, tmp_path):
     assert workers() == 0
 
 
+def heed_interrupts() -> None:
+    """Tests that a shell runs in the background ignore them, and so would their children."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def test_an_interrupted_build_goes_on(sources, undisturbed, tmp_path):
     """By Ctrl-C, which reaches every process of the terminal's group."""
     arguments = [str(tmp_path / "data"), "2", "none", "{}", *map(str, sources)]
     command = [sys.executable, str(HERE / "build_child.py"), *arguments]
     for _ in range(9):  # on a busy machine a build may end before the interrupt is sent
-        child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        child = subprocess.Popen(command, **pipes, start_new_session=True, preexec_fn=heed_interrupts)
         next(line for line in child.stdout if '"tokens"' in line)
         os.killpg(child.pid, signal.SIGINT)
         said = child.communicate(timeout=60)[1]

@@ -294,7 +294,9 @@ def test_lease_lost_ends_the_trainer_and_leaves_the_run_to_its_new_owner(run, ch
     assert read_events(run)[-1]["state"] == "lost"
 
 
-def test_second_signal_does_not_wait_for_the_save(run, choices):
+def test_second_signal_does_not_wait_for_the_save(run, choices, monkeypatch):
+    monkeypatch.setattr("headway.supervise.attempt.StopSignals.MOMENT_SECONDS", 0.0)
+
     def twice(record: dict) -> None:
         if record["kind"] == "step":
             os.kill(os.getpid(), signal.SIGTERM)

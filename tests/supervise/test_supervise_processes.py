@@ -19,6 +19,7 @@ from headway.rundir.events import read_events
 from headway.rundir.metrics import read_chain_rows, read_steps
 from headway.rundir.processes import is_alive, process_stat
 from headway.rundir.segments import current_chain, read_segments
+from headway.supervise.attempt import StopSignals
 from headway.supervise.supervisor import supervise
 
 OWNER = Path(__file__).with_name("owner.py")
@@ -280,3 +281,14 @@ def test_owner_that_was_frozen_past_its_lease_ends_itself(run):
     output, _ = first.communicate(timeout=15)
     assert json.loads(output)["state"] == "lost"
     assert not is_alive(launch["pid"], launch["start_ticks"])
+
+
+def test_signals_of_one_moment_are_one_request():
+    """``timeout`` sends one to the process and one to its group; the second must not be taken for impatience."""
+    with StopSignals() as stop:
+        for _ in range(3):
+            signal.raise_signal(signal.SIGTERM)
+        assert stop.count == 1
+        stop._last -= 2 * stop.MOMENT_SECONDS
+        signal.raise_signal(signal.SIGTERM)
+        assert stop.count == 2

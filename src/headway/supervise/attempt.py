@@ -6,8 +6,10 @@ follow --> rows arrive ------------------> it exits ----------------------------
 
 from __future__ import annotations
 
+import math
 import signal
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import FrameType, TracebackType
@@ -26,10 +28,16 @@ from headway.supervise.patience import Patience
 
 
 class StopSignals:
-    """Counts requests to stop. The first asks for a save, the second does not wait for it."""
+    """Counts requests to stop. The first asks for a save, the second does not wait for it.
+
+    Signals within a moment of each other are one request: ``timeout`` and batch systems send one to the process and to its group.
+    """
+
+    MOMENT_SECONDS = 0.3
 
     def __init__(self) -> None:
         self.count, self.name = 0, ""
+        self._last = -math.inf
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> StopSignals:
@@ -44,7 +52,10 @@ class StopSignals:
             signal.signal(number, handler)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        self.count, self.name = self.count + 1, signal.Signals(number).name
+        now, before = time.monotonic(), self._last
+        self._last = now
+        if now - before > self.MOMENT_SECONDS:
+            self.count, self.name = self.count + 1, signal.Signals(number).name
 
 
 @dataclass(frozen=True, kw_only=True)

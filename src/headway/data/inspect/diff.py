@@ -192,7 +192,11 @@ def _told(entry: SourceEntry) -> dict[str, Any]:
     if plain["registered"]:
         del plain["registered"]["read_at"]  # when it was read says nothing about it
     facts = entry.document_facts
+    packed = {f"T {p.sequence_length}": f"{sum(p.bins):,} windows, {1 - p.target_share:.3%} padding" for p in entry.packings}
+    prepared = {f"{s.step} {s.version}": f"{s.documents_before:,} to {s.documents_after:,} documents" for s in entry.preparation}
     return {key: value for key, value in plain.items() if key not in _LISTS} | {
+        "packings": packed,
+        "preparation": prepared,
         "held_out": {key: value for key, value in held_out.items() if key not in _LISTS},
         "facts_of_documents": facts.found if facts else None,
     }
