@@ -31,13 +31,11 @@ from pathlib import Path
 import numpy as np
 
 from headway.base.clocks import SystemClock
-from headway.data.build import default_chunk
 from headway.data.manifest import DataManifest, SourceEntry, TokenizerEntry
 from headway.data.packing import packing_digest, write_packing
 from headway.data.reader import TokenReader
 from headway.data.shards import TokenSetWriter
 from headway.data.stream import Stream
-from headway.data.tokenizer import TOKENIZER_FILE, train_tokenizer
 from headway.recipe.spec import (
     BatchPhase,
     EvaluationSpec,
@@ -58,6 +56,9 @@ MEAN_DOCUMENT_TOKENS = 600
 
 def synthetic_data(directory: Path, tokens: int) -> DataManifest:
     """A data directory of random tokens and exponential document lengths."""
+    from headway.data.build import default_chunk  # not at the head: reading needs nothing of it, and its memory is measured
+    from headway.data.tokenizer import TOKENIZER_FILE, train_tokenizer
+
     random = np.random.default_rng(0)
     tokenizer = train_tokenizer(["stream"], vocabulary=257, document_token="<|document|>")
     tokenizer.save(directory / TOKENIZER_FILE)

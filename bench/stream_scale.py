@@ -18,11 +18,9 @@ from pathlib import Path
 import numpy as np
 import xxhash
 
-from headway.data.build import default_chunk
 from headway.data.manifest import BLOCK_BYTES, DataManifest, EndsEntry, ShardEntry, SourceEntry, TokenizerEntry
 from headway.data.reader import TokenReader
 from headway.data.stream import Stream
-from headway.data.tokenizer import TOKENIZER_FILE, train_tokenizer
 from headway.recipe.spec import SourceSpec, Spec
 from stream import synthetic_spec
 
@@ -91,6 +89,8 @@ def walk(tokens: int, sequence_length: int = 4_096, batch: int = 1_024) -> dict:
 def walked_spec(sources: list[tuple[str, int]], stages: list[tuple[int, int, tuple[int, ...]]]) -> Spec:
     import dataclasses
 
+    from headway.data.build import default_chunk
+
     base = synthetic_spec_of_tokens(sources[0][1], stages[0][1])
     described = tuple(
         dataclasses.replace(base.stages[0], name=f"stage{i}", tokens=m * T, sequence_length=T, sequences=m, quanta=tuple(quanta))
@@ -101,6 +101,9 @@ def walked_spec(sources: list[tuple[str, int]], stages: list[tuple[int, int, tup
 
 
 def synthetic_spec_of_tokens(tokens: int, sequence_length: int) -> Spec:
+    from headway.data.build import default_chunk
+    from headway.data.tokenizer import TOKENIZER_FILE
+
     ends, chunk = EndsEntry("", ""), default_chunk(tokens)
     entry = SourceEntry("synthetic", "synthetic", "none", "", tokens, 1, 1, 1.0, chunk, (), ends, None, {}, "")
     tokenizer = TokenizerEntry(TOKENIZER_FILE, "sha256:none", 257, "<|document|>", 256)
@@ -137,6 +140,9 @@ def corpus(directory: Path, tokens: int, sequence_length: int = 4_096, batch: in
 
 
 def sparse_corpus(directory: Path, tokens: int) -> None:
+    from headway.data.build import default_chunk
+    from headway.data.tokenizer import TOKENIZER_FILE, train_tokenizer
+
     shard_folder = directory / "00-synthetic"
     shard_folder.mkdir(parents=True, exist_ok=True)
     tokenizer = train_tokenizer(["stream"], vocabulary=257, document_token="<|document|>")
