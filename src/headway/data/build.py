@@ -34,9 +34,9 @@ from headway.base.digests import digest_json, sealed
 from headway.base.errors import ConfigError, HeadwayError, from_os_error
 from headway.base.failpoints import hit
 from headway.base.files import make_directory, read_json, write_json
-from headway.data import facts
 from headway.data.apart import Apart
 from headway.data.assemble import Assembly, Progress, Settings, SourceTokens, SourceWork
+from headway.data.facts import verify as verify_facts
 from headway.data.manifest import (
     MANIFEST_FILE,
     DataManifest,
@@ -47,7 +47,6 @@ from headway.data.manifest import (
     TokenSet,
 )
 from headway.data.packing import write_packing
-from headway.data.plans import Plan
 from headway.data.prepare.pipeline import Preparation
 from headway.data.reader import TokenReader
 from headway.data.seen import Seen
@@ -259,9 +258,7 @@ class _Build:
             )
         TokenReader(self.directory, manifest).verify_all()
         for entry in manifest.sources:
-            facts.verify(self.directory, entry)
-            for plan in entry.packings:
-                Plan(self.directory, plan).verify_all()
+            verify_facts(self.directory, entry)
         manifest = self._packed(self._relabelled(manifest), self.directory)
         self.tell(
             "reused",
@@ -311,8 +308,7 @@ class _Build:
             ends = np.memmap(directory / source.ends.file, "<i8", "r")
         for T in missing:
             plans.append(write_packing(directory, source, T, ends))
-            facts = {"source": source.name, "sequence": T, "padding": 1 - plans[-1].target_share}
-            self.tell("packed", facts)
+            self.tell("packed", {"source": source.name, "sequence": T, "padding": 1 - plans[-1].target_share})
         return dataclasses.replace(source, packings=tuple(sorted(plans, key=lambda plan: plan.sequence_length)))
 
     def _registered(self, number: int, entry: SourceEntry | None = None) -> Registration:

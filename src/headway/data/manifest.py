@@ -5,6 +5,7 @@
       tokenizer.json
       00-code/           shard-00000.bin ...   flat little-endian tokens        documents.ends   uint64, one per document
                          documents.facts .origins .index                        where each document is from (``facts.py``)
+                         packing-1024.bins .pieces                              windows by best fit (``packing.py``)
       00-code/held-out/  the same, never trained on
 
 Identity is content: ``digest()`` covers tokens, tokenizer and document ends, and leaves out names of people, licences,
@@ -59,9 +60,7 @@ class TokenizerEntry:
     brought: str = ""  # digest of the file that it was converted from
     digits: str = ""  # how text was split, of one that was trained here; empty: written before it was recorded
     whitespace: str = ""
-    left_out: dict[str, int] = field(
-        default_factory=dict
-    )  # source -> characters of ``trained_on`` in pieces too long to train on
+    left_out: dict[str, int] = field(default_factory=dict)  # source -> characters of it in pieces too long to train on
     fim_tokens: tuple[str, ...] = ()  # names of ``fim``; empty beside ids: written before they were recorded
 
     def content(self) -> dict:

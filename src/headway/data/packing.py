@@ -28,6 +28,7 @@ from headway.base.errors import ConfigError
 from headway.data.facts import TableWriter
 from headway.data.manifest import Packing, SourceEntry
 from headway.data.positions import SourceShape
+from headway.data.ragged import places_within
 
 MOST_CHUNKS = 65_536
 """The number of bins of each stands in the Spec."""
@@ -109,7 +110,7 @@ def pieces(ends: np.ndarray, first: int, last: int, capacity: int) -> tuple[np.n
     tokens = np.diff(starts, append=last)
     cuts = -(-tokens // capacity)
     of = np.repeat(np.arange(starts.size), cuts)
-    within = np.arange(of.size) - np.repeat(np.cumsum(cuts) - cuts, cuts)
+    within = places_within(cuts)
     return starts[of] + within * capacity, np.minimum(tokens[of] - within * capacity, capacity)
 
 

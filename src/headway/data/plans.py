@@ -12,6 +12,7 @@ import xxhash
 from headway.data.manifest import BLOCK_BYTES, Packing, TableFile
 from headway.data.mapped import damaged, map_file, read_plainly
 from headway.data.place import DataPlace
+from headway.data.ragged import places_within
 
 _ROW_BYTES = 16
 _BLOCK_ROWS = BLOCK_BYTES // _ROW_BYTES
@@ -36,8 +37,7 @@ class Plan:
         first = self._bins.rows(bins)[:, 0]
         count = self._bins.rows(bins + 1)[:, 0] - first
         place = np.repeat(np.arange(bins.size), count)
-        within = np.arange(place.size) - np.repeat(np.cumsum(count) - count, count)
-        rows = self._pieces.rows(first[place] + within)
+        rows = self._pieces.rows(first[place] + places_within(count))
         return Pieces(place, rows[:, 0], rows[:, 1])
 
     def filled(self, bins: np.ndarray) -> np.ndarray:

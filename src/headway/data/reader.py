@@ -81,7 +81,7 @@ class TokenReader:
             raise damaged(path, "the whole file")
 
     def verify_all(self) -> None:
-        """Every byte of every shard against its digest."""
+        """Every byte of every shard, and of every best-fit plan, against its digest."""
         for tokens in [*self._training, *self._held_out.values()]:
             tokens.verify_all()
         for number, source in enumerate(self.manifest.sources):

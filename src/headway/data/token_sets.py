@@ -16,6 +16,7 @@ from headway.data.cache import Held, Traffic
 from headway.data.manifest import BLOCK_BYTES, ShardEntry, TokenSet
 from headway.data.mapped import check_size, damaged, map_file, read_plainly
 from headway.data.place import DataPlace
+from headway.data.ragged import places_within
 
 _GATHERED_TOKENS = 2**17
 """Copied at once: what stays in a core's cache between reading and widening."""
@@ -276,8 +277,7 @@ class Tokens:
         first = self.ends.searchsorted(start, "right")
         count = self.ends.searchsorted(start + length, "left") - first
         row = np.repeat(np.arange(start.size), count)
-        within = np.arange(row.size) - np.repeat(np.cumsum(count) - count, count)
-        return row, self.ends[first[row] + within] - start[row]
+        return row, self.ends[first[row] + places_within(count)] - start[row]
 
     def spans(self, start: int, end: int) -> list[DocumentSpan]:
         """The documents that have a token in [start, end)."""

@@ -11,6 +11,7 @@ from functools import lru_cache
 
 import numpy as np
 
+from headway.data.ragged import places_within
 from headway.data.stream import Positions
 from headway.data.token_sets import Tokens
 
@@ -109,8 +110,7 @@ def document_numbers(row: np.ndarray, column: np.ndarray, B: int, T: int) -> tup
     """Document number and position, from the (row, column) at which segments open; every row opens one at column 0."""
     opens = np.sort(row * T + column)
     lengths = np.diff(opens, append=B * T)
-    per_row = np.bincount(row, minlength=B)
-    number = np.arange(opens.size) - np.repeat(np.cumsum(per_row) - per_row, per_row)
+    number = places_within(np.bincount(row, minlength=B))
     document = np.repeat(number.astype(np.int32), lengths)
     position = np.repeat(opens, lengths)
     np.subtract(_flat_index(B * T), position, out=position)  # in place: fresh memory costs more than the arithmetic
