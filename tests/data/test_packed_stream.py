@@ -25,7 +25,7 @@ from headway.data.reader import TokenReader
 from headway.data.shares import Part, stage_shares
 from headway.data.stream import Positions, Quarantine, QuarantinedBins, Stream, source_coverage, stream_digests
 from headway.recipe.schedules import Schedule
-from headway.recipe.spec import PackedSpec, Spec
+from headway.recipe.spec import InfillSpec, PackedSpec, Spec
 from headway.train.feed import Feed, Replica
 
 
@@ -414,3 +414,21 @@ def test_a_recipe_may_list_sources_otherwise_than_the_build(built, names):
         for row, sequence in enumerate(show.sequences(place, show.batch(place))):
             assert sequence.source.name == names[int(positions.source[row])]
             assert sequence.tokens == tuple(wanted.tokens_BT[row].tolist())
+
+
+def test_show_says_where_a_middle_was_filled_in(built):
+    directory, manifest, recipe = built
+    spec = freeze(recipe, manifest)
+    tokens = tuple(manifest.tokenizer.vocabulary + k for k in range(3))  # ids that no text has
+    infill = InfillSpec(0.5, 0.5, (), tokens, 3)
+    spec = dataclasses.replace(spec, stages=tuple(dataclasses.replace(stage, infill=infill) for stage in spec.stages))
+    show, found = Show(Stream(spec), directory, manifest), []
+    for number in (0, 1):
+        place = show.step(2, number)
+        for sequence in show.sequences(place, show.batch(place)):
+            for piece in sequence.pieces:
+                part = sequence.tokens[piece.column : piece.column + piece.tokens]
+                assert piece.filled_in == (tokens[0] in part) == (tokens[2] in part)
+                found.append(piece.filled_in)
+    assert any(found)
+    assert not all(found)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from prepare_helpers import library, prepared
 
 from headway.base.files import read_json
+from headway.cli.data import prepared_line
 from headway.data.build import build_data
 from headway.data.manifest import REPORT_FILE
 from headway.data.prepare import axes
@@ -141,6 +142,17 @@ def test_scores_that_documents_carry_are_thresholded_and_summed_up_per_source(tm
     assert (spread["documents_by_tenth"], spread["unknown"]) == (wanted, 0)
     assert step["facts"]["sources"]["made"]["correctness"]["unknown"] == 1
     assert len(kept) == sum(wanted)
+
+
+def test_a_field_that_no_document_has_is_told(tmp_path):
+    path = write_scored(tmp_path / "in.jsonl")
+    axes = {"harm": {"field": "harm", "most": 0.5}, "correctness": {"field": "build", "least": 1.0}}  # it is named builds
+    told: list[dict] = []
+    recipe = small_recipe([{"name": "made", "kind": "jsonl", "path": str(path)}], prepare={"quality_axes": axes})
+    build_data(recipe, tmp_path / "data", lambda what, facts: told.append(facts) if what == "prepared" else None)
+    (facts,) = told
+    assert facts["silent"] == ["build"]
+    assert "no document has the field build of its quality axis" in prepared_line(facts)
 
 
 def test_an_axis_without_a_rule_needs_a_field_and_axes_that_are_off_change_no_identity():

@@ -102,6 +102,7 @@ def prepared_line(facts: dict[str, Any]) -> str:
     changed = [f"{step.replace('_', ' ')} {count:,}" for step, count in facts["changed"].items()]
     reasons += [f"changed by {', '.join(changed)}"] if changed else []
     reasons += [f"{facts['joined']:,} joined to others"] if facts["joined"] else []
+    reasons += [f"no document has the field {field} of its quality axis" for field in facts["silent"]]
     left = f"{facts['documents']:,} of {facts['documents_read']:,} documents"
     size = f"{format_bytes(facts['bytes'])} of {format_bytes(facts['bytes_read'])}"
     return f"- {facts['source']}: prepared, {left}, {size}; {', '.join(reasons) or 'nothing left out'}"

@@ -53,29 +53,14 @@ def audit(
 
 def measured(where: str, sample: int, cache: Path | None, *, show_progress: bool) -> Any:
     """``show_progress``: a line on standard error while tokens are read."""
-    from headway.cli.output import rewrite
+    from headway.cli.data_progress import token_meter
+    from headway.cli.describe import refuse_other_place
     from headway.data.inspect.audit import audit
-    from headway.data.manifest import MANIFEST_FILE
     from headway.data.place import CacheOptions, open_place
-    from headway.data.remote import is_url
 
-    directory = Path(where)
-    if not is_url(where) and not (directory / MANIFEST_FILE).is_file():
-        raise ConfigError(
-            f"{directory} is no data directory", f"built data has a {MANIFEST_FILE} in it", "name what headway data build wrote"
-        )
-    done = 0
-
-    def tell(tokens: int) -> None:
-        nonlocal done
-        done += tokens
-        rewrite(f"{directory.name}  {done:,} tokens", sys.stderr)
-
-    try:
-        return audit(open_place(where, CacheOptions(cache)), sample, tell if show_progress else None)
-    finally:
-        if show_progress:
-            rewrite(stream=sys.stderr)
+    refuse_other_place(where)
+    with token_meter(Path(where).name, show_progress) as tell:
+        return audit(open_place(where, CacheOptions(cache)), sample, tell)
 
 
 def write(found: Any, out: Path) -> list[Path]:

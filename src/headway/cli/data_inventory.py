@@ -41,18 +41,15 @@ def inventory(
 
 
 def measured(directory: Path, recipe: str | None, overrides: Any, *, show_progress: bool) -> list[Any]:
-    from headway.cli.describe import describe
-    from headway.cli.output import rewrite
+    from headway.cli.data_progress import token_meter
+    from headway.cli.describe import describe, refuse_other_place
     from headway.data.freeze import data_facts, rebalanced
     from headway.data.inspect.inventory import inventory as measure
-    from headway.data.manifest import MANIFEST_FILE, DataManifest
+    from headway.data.manifest import DataManifest
     from headway.data.stream import source_coverage
     from headway.recipe.resolve import resolve
 
-    if not (directory / MANIFEST_FILE).is_file():
-        raise ConfigError(
-            f"{directory} is no data directory", f"built data has a {MANIFEST_FILE} in it", "name what headway data build wrote"
-        )
+    refuse_other_place(directory)
     coverage = None
     if recipe is not None:
         loaded = describe(recipe, overrides, None, runnable=False).loaded
@@ -61,18 +58,8 @@ def measured(directory: Path, recipe: str | None, overrides: Any, *, show_progre
             with suppress(ConfigError):  # no mixture fits: the passes that were asked show which caps they break
                 spec = rebalanced(spec)
         coverage = source_coverage(spec)
-    done = 0
-
-    def tell(tokens: int) -> None:
-        nonlocal done
-        done += tokens
-        rewrite(f"{directory.name}  {done:,} tokens", sys.stderr)
-
-    try:
-        return measure(directory, coverage, tell if show_progress else None)
-    finally:
-        if show_progress:
-            rewrite(stream=sys.stderr)
+    with token_meter(directory.name, show_progress) as tell:
+        return measure(directory, coverage, tell)
 
 
 def facts(source: Any) -> dict[str, Any]:
@@ -116,6 +103,8 @@ def lines(found: list[Any]) -> Iterator[str]:
     yield from table(titles, [token_row(source) for source in found])
     yield ""
     yield "unique documents: tokens of those that no source before has; estimated: by the share of different runs of 13 tokens"
+    if any(source.passes for source in found):
+        yield "passes: chunks begun, of as many as an epoch has, as caps count them; over unique: target tokens by unique ones"
     yield from (sample_line(source) for source in found if min(sampled(source)) < 1)
     yield from (cap_line(source) for source in found if source.passes and not source.passes.within_cap)
     yield from (made_up_line(source) for source in found if source.entry.synthetic)

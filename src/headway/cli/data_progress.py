@@ -9,7 +9,9 @@ Throughput is of what this build made: what it took over from one that was kille
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from headway.base.clocks import Clock, SystemClock
@@ -73,6 +75,23 @@ class BuildProgress:
         share = done / self._total_bytes
         bar = "#" * int(share * BAR_WIDTH)
         return f"- tokens: [{bar:.<{BAR_WIDTH}}] {share:.0%} of {format_bytes(self._total_bytes)}, {speed}{left}"
+
+
+@contextmanager
+def token_meter(name: str, shown: bool) -> Iterator[Callable[[int], None] | None]:
+    """Is told tokens as they are read, and shows their sum on standard error until the end; not ``shown``: None."""
+    done = 0
+
+    def tell(tokens: int) -> None:
+        nonlocal done
+        done += tokens
+        rewrite(f"{name}  {done:,} tokens", sys.stderr)
+
+    try:
+        yield tell if shown else None
+    finally:
+        if shown:
+            rewrite(stream=sys.stderr)
 
 
 def on_screen(live: bool) -> Callable[[str, bool], None]:

@@ -160,12 +160,11 @@ def _segment_of(run: Any, wanted: int | None) -> Any:
 
 def opened_data(where: str, recipe: str, overrides: list[str] | None, segment: int | None, cache: Path | None = None) -> Opened:
     """The stream that a recipe would have over built data; it has no skip records yet."""
-    from headway.cli.describe import cache_of, describe, manifest_of
+    from headway.cli.describe import cache_of, describe, manifest_of, refuse_other_place
     from headway.data.freeze import freeze
     from headway.data.inspect.show import Show
-    from headway.data.manifest import MANIFEST_FILE, DataManifest
+    from headway.data.manifest import DataManifest
     from headway.data.place import open_place
-    from headway.data.remote import is_url
     from headway.data.stream import Stream
 
     place = Path(where)
@@ -173,10 +172,7 @@ def opened_data(where: str, recipe: str, overrides: list[str] | None, segment: i
         raise ConfigError(
             "--recipe with --segment or a run", "a run has its own spec and its own skip records", "leave --recipe out for a run"
         )
-    if not is_url(where) and not (place / MANIFEST_FILE).is_file():
-        raise ConfigError(
-            f"{place} is no data directory", f"built data has a {MANIFEST_FILE} in it", "name what headway data build wrote"
-        )
+    refuse_other_place(where)
     description = describe(recipe, overrides, None, runnable=False)
     data = open_place(where, cache_of(description, cache))
     manifest = DataManifest.load(data.directory) if data.shards else manifest_of(description, where)[1]
@@ -381,6 +377,7 @@ def piece_words(piece: Any) -> str:
         parts.append(f"its tokens {piece.offset:,} to {end - 1:,} of {piece.document_tokens:,}")
         parts += [] if piece.begins else ["began before"]
         parts += [] if piece.ends else ["goes on"]
+    parts += ["its middle filled in: the last 3 of them gave room to control tokens"] if piece.filled_in else []
     return f"[{first:,} to {last:,}] " + ", ".join(parts)
 
 

@@ -115,6 +115,17 @@ def cache_of(description: Description, cache: Path | None) -> Any:
     return CacheOptions(cache) if cache else CacheOptions.of(description.deployment.model_dump(mode="json"))
 
 
+def refuse_other_place(where: str | Path) -> None:
+    """ConfigError for a directory that holds no built data; what lies at a URL is seen when it is opened."""
+    from headway.data.manifest import MANIFEST_FILE
+    from headway.data.remote import is_url
+
+    if not is_url(where) and not (Path(where) / MANIFEST_FILE).is_file():
+        raise ConfigError(
+            f"{where} is no data directory", f"built data has a {MANIFEST_FILE} in it", "name what headway data build wrote"
+        )
+
+
 def spec_of(description: Description, data: str | Path | None, cache: Path | None = None) -> Any:
     """The frozen Spec where the data is there, else a draft that can be planned."""
     from headway.recipe.mixture_rules import refuse_unsized

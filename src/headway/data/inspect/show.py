@@ -39,6 +39,7 @@ class Piece:
     text: str  # without the document token
     origin: str | None  # where it was found; None: a build that did not keep it
     facts: dict[str, str]  # what its source knew of it
+    filled_in: bool = False  # prefix, suffix, middle in place of the text as it is stored
 
     @property
     def begins(self) -> bool:
@@ -173,7 +174,9 @@ class Show:
                     tokens=tuple(batch.tokens_BT[at].tolist()),
                     targets=tuple(batch.targets_BT[at].tolist()),
                     counted=((0, sum(span.tokens for span in spans[at])),) if counts else (),
-                    pieces=_pieces(reader, tokenizer, int(renumbered.source[at]), spans[at], batch.tokens_BT[at], tables[k]),
+                    pieces=_pieces(
+                        reader, tokenizer, int(renumbered.source[at]), spans[at], batch.tokens_BT[at], tables[k], stage
+                    ),
                 )
             )
         return found
@@ -250,6 +253,7 @@ def _pieces(
     spans: tuple[Span, ...],
     tokens_T: np.ndarray,
     table: Table | None,
+    stage: StageSpec,
 ) -> tuple[Piece, ...]:
     """Documents and parts of them, as attention sees them; padding is none."""
     pieces = []
@@ -261,5 +265,8 @@ def _pieces(
             whole = document.end_token - document.first_token
             known = table[document.number] if table is not None else None
             origin, facts = (known.origin, dict(known.facts)) if known else (None, {})
-            pieces.append(Piece(document.number, column, end - begins, offset, whole, text, origin, facts))
+            # no text produces a control token: where the first one stands, the document was put into another order
+            head = column + (offset == 0)
+            filled_in = stage.infill is not None and head < len(tokens_T) and int(tokens_T[head]) == stage.infill.tokens[0]
+            pieces.append(Piece(document.number, column, end - begins, offset, whole, text, origin, facts, filled_in))
     return tuple(pieces)

@@ -175,6 +175,11 @@ class QualityAxes(Comparing):
         spreads = self._spreads.get(source, {})
         return {name: round(spread.mean, 6) for name, spread in spreads.items() if spread.mean is not None}
 
+    def silent(self, source: str) -> list[str]:
+        """Fields that no kept document of ``source`` had: most likely another name than the documents use."""
+        spreads, asked = self._spreads.get(source, {}), {name: axis["field"] for name, axis in self._axes.items()}
+        return [field for name, field in asked.items() if field and name in spreads and not any(spreads[name].tenths)]
+
     def identity(self) -> dict[str, Any]:
         """Rules give other scores with another zlib or Python."""
         versions = {n: _VERSION_OF_RULE[n] for n, axis in self._axes.items() if axis["field"] is None and n in RULES}

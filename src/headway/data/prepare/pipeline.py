@@ -142,7 +142,8 @@ class Preparation:
         yield from left_out
         if self._elsewhere is not None and len(self._records) == len(self._data.sources):
             self._elsewhere.close()  # their memory and cores are wanted by those that tokenise
-        self._tell("prepared", {"source": source.name} | record.summary())
+        silent = self._axes.silent(source.name) if self._axes else []
+        self._tell("prepared", {"source": source.name, "silent": silent} | record.summary())
 
     def _kept(self, source: Source, steps: Sequence[Step], record: SourceRecord, left_out: list[Document]) -> Iterator[Piece]:
         """What goes on; what does not is put into ``left_out`` with its reason."""
