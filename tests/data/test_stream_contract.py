@@ -16,6 +16,7 @@ caps        slots                  test_freeze, test_mixture_caps, test_D11_...
 quarantine                         test_quarantine
 ranks       keyed permutation      test_D1_D5_..., test_ranks_are_not_tied_to_sources
 packing     document ends          test_token_reader
+            best-fit bins          test_packing, test_packed_stream
 state       u and records          test_D1_D2_D4_..., test_nothing_but_position_and_records_matters
 """
 
