@@ -102,8 +102,8 @@ def stage_shares(stream: Stream, part: Part, documents: Documents | None = None)
     spec, stage = stream.spec, stream.spec.stages[part.stage]
     taken = np.subtract(stream.trained(part.stage, part.end), stream.trained(part.stage, part.first)).tolist()
     each = [target_tokens_per_sequence(spec, part.stage, k) for k in range(len(spec.sources))]
-    asked, given = _shares(stage.asked_quanta or stage.quanta, each), _shares(_quanta_over(stream, part), each)
-    realised = _shares(taken, each)
+    asked, given = as_shares(stage.asked_quanta or stage.quanta, each), as_shares(_quanta_over(stream, part), each)
+    realised = as_shares(taken, each)
     begun = _documents(stream, part, documents) if documents else [None] * len(taken)
     rows = [
         SourceShare(
@@ -152,7 +152,7 @@ def together(stages: Sequence[StageShares]) -> tuple[SourceShare, ...]:
     return tuple(made)
 
 
-def _shares(parts: Sequence[float], each: Sequence[float]) -> list[float]:
+def as_shares(parts: Sequence[float], each: Sequence[float]) -> list[float]:
     """Of target tokens, where sources have so many sequences (or quanta)."""
     tokens = [part * size for part, size in zip(parts, each, strict=True)]
     return [value / sum(tokens) for value in tokens]
@@ -192,7 +192,7 @@ def worst_share_error(quanta: tuple[int, ...], seed: int, each: tuple[float, ...
     for k in range(len(quanta)):
         running = np.concatenate([[0], np.cumsum(source == k)])
         found[k] = (running[window:] - running[:-window]) * each[k]
-    return float(np.abs(found / found.sum(axis=0) - np.array(_shares(quanta, each))[:, None]).max())
+    return float(np.abs(found / found.sum(axis=0) - np.array(as_shares(quanta, each))[:, None]).max())
 
 
 # --- documents ------------------------------------------------------------------------------------------------------------

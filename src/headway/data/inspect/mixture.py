@@ -15,6 +15,7 @@ from headway.data.shares import (
     Documents,
     SourceShare,
     StageShares,
+    as_shares,
     parts,
     stage_shares,
     target_tokens_per_sequence,
@@ -97,14 +98,9 @@ def report(
 
 def _stage(spec: Spec, index: int, shares: StageShares | None) -> StageMixture:
     stage, each = spec.stages[index], [target_tokens_per_sequence(spec, index, k) for k in range(len(spec.sources))]
-    asked = _as_shares(stage.asked_quanta or stage.quanta, each)
-    given = [row.given for row in shares.sources] if shares else _as_shares(stage.quanta, each)
+    asked = as_shares(stage.asked_quanta or stage.quanta, each)
+    given = [row.given for row in shares.sources] if shares else as_shares(stage.quanta, each)
     return StageMixture(stage=index, asked=tuple(asked), given=tuple(given), shares=shares)
-
-
-def _as_shares(quanta: Sequence[int], each: Sequence[float]) -> list[float]:
-    tokens = [q * size for q, size in zip(quanta, each, strict=True)]
-    return [value / sum(tokens) for value in tokens]
 
 
 def _outlooks(spec: Spec, stream: Stream | None, done: int | None) -> list[SourceOutlook]:
@@ -136,10 +132,11 @@ def worth(tokens: float, unique: int) -> Worth:
 
 
 def _tokens(spec: Spec, stream: Stream | None, k: int) -> float:
-    """Exact where there is a stream; of a draft by shares."""
+    """Without padding. Exact where there is a stream; of a draft by shares."""
+    each = [target_tokens_per_sequence(spec, stage, k) for stage in range(len(spec.stages))]
     if stream is None:
-        return sum(s.sequences * s.sequence_length * s.quanta[k] for s in spec.stages) / QUANTA
-    return float(sum(stream.trained(i, s.sequences)[k] * s.sequence_length for i, s in enumerate(spec.stages)))
+        return sum(s.sequences * size * s.quanta[k] for s, size in zip(spec.stages, each)) / QUANTA
+    return float(sum(stream.trained(i, s.sequences)[k] * each[i] for i, s in enumerate(spec.stages)))
 
 
 def _slots_now(spec: Spec, stream: Stream | None, done: int | None) -> tuple[int, ...] | None:
