@@ -81,6 +81,7 @@ def synthetic_data(directory: Path, tokens: int) -> DataManifest:
         chunk_tokens=default_chunk(written.tokens),
         shards=written.shards,
         ends=written.ends,
+        block_digests=written.block_digests,
         held_out=None,
         dropped={},
         digest="",

@@ -117,6 +117,7 @@ def write_token_data(root: Path, documents: list[list[list[int]]], shard_bytes: 
             chunk_tokens=64,
             shards=training.shards,
             ends=training.ends,
+            block_digests=training.block_digests,
             held_out=held_out,
             dropped={},
             digest="",

@@ -12,7 +12,7 @@ import pytest
 from data_helpers import small_recipe, write_words
 
 from headway.base.errors import ConfigError, EnvironmentFault
-from headway.data import shards, spool
+from headway.data import block_digests, spool
 from headway.data.build import build_data, choose_dtype, default_chunk
 from headway.data.manifest import DataManifest
 from headway.data.reader import TokenReader
@@ -177,7 +177,7 @@ def test_a_full_disk_names_path_and_cause(texts, tmp_path, monkeypatch):
     def full(descriptor, data):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(shards, "write_all", full)
+    monkeypatch.setattr(block_digests, "write_all", full)
     with pytest.raises(EnvironmentFault, match=r"No space left on device\n.*shard-00000.bin\n.*free space"):
         build_data(tree_recipe(texts), tmp_path / "data")
     assert not (tmp_path / "data").exists()

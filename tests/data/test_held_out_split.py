@@ -151,7 +151,7 @@ def test_digests_of_builds_by_order_stay(text, tmp_path):
     """As they were before there were rules and facts: neither is in the content of an entry that has none."""
     (entry,) = build([text], tmp_path / "data").sources
     assert entry.held_out_rule is None
-    assert not {"held_out_rule", "document_facts"} & entry.content().keys()
+    assert not {"held_out_rule", "document_facts"} & entry.content.keys()
     plain = DataManifest.load(tmp_path / "data").to_json()["sources"][0]
     named = "name kind tokens documents bytes target_share chunk_tokens shards ends held_out"
     assert digest_json({key: plain[key] for key in named.split()}) == entry.digest

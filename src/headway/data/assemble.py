@@ -23,7 +23,7 @@ from headway.data.facts import Found, OriginsWriter, copy_facts
 from headway.data.manifest import DocumentFacts, TokenSet
 from headway.data.parts import Part, PartPlace, PartReceipt, PartTask, plan
 from headway.data.pool import in_order, usable_cores
-from headway.data.shards import TokenSetWriter
+from headway.data.shards import TokenSetWriter, shard_bytes_for
 from headway.data.split import Order
 from headway.data.spool import SealedSpool
 from headway.data.tokenizer import Tokenizer
@@ -111,8 +111,9 @@ class Assembly:
     def _put_together(self, number: int, output: Path, parts: Iterable[tuple[PartTask, Part]]) -> SourceTokens:
         work = self.sources[number]
         relative = f"{number:02d}-" + (re.sub(r"[^A-Za-z0-9_-]+", "-", work.name).strip("-") or "source")
-        training = _Side(output, relative, self.settings)
-        apart = _Side(output, f"{relative}/held-out", self.settings) if self.held_out else None
+        size = shard_bytes_for(work.spool.total_bytes, self.settings.shard_bytes)
+        training = _Side(output, relative, self.settings.dtype, size)
+        apart = _Side(output, f"{relative}/held-out", self.settings.dtype, self.settings.shard_bytes) if self.held_out else None
         left = work.candidates
         for task, part in parts:
             taken = self._taken(work, part, left, apart.tokens.tokens) if apart else 0
@@ -163,8 +164,8 @@ class Assembly:
 class _Side:
     """Training or held-out documents of a source on their way to the data directory: tokens, and where they are from."""
 
-    def __init__(self, output: Path, relative: str, settings: Settings):
-        self.tokens = TokenSetWriter(output, relative, dtype=settings.dtype, shard_bytes=settings.shard_bytes)
+    def __init__(self, output: Path, relative: str, dtype: str, shard_bytes: int):
+        self.tokens = TokenSetWriter(output, relative, dtype=dtype, shard_bytes=shard_bytes)
         self.origins = OriginsWriter(output, relative)
 
     def extend(self, part: Part, found: Found, documents: np.ndarray) -> None:

@@ -402,6 +402,7 @@ class _Build:
             target_share=1.0,  # every token but a source's first is a target: decision 0001
             chunk_tokens=self.recipe.data.chunk or default_chunk(training.tokens),
             shards=training.shards,
+            block_digests=training.block_digests,
             ends=training.ends,
             held_out=tokens.held_out,
             dropped=self.spools[number].receipt.dropped,

@@ -22,13 +22,13 @@ from pathlib import Path
 from types import MappingProxyType
 
 import numpy as np
-import xxhash
 
 from headway.base.errors import EnvironmentFault, from_os_error
-from headway.base.files import make_directory, write_all
+from headway.data.block_digests import BlockDigests
 from headway.data.manifest import BLOCK_BYTES, DocumentFacts, OriginsEntry, SourceEntry, TableFile
 from headway.data.place import DataPlace
 from headway.data.remote import missing
+from headway.data.tables import TableWriter
 
 FACTS_FILE, ORIGINS_FILE, INDEX_FILE = "documents.facts", "documents.origins", "documents.index"
 SHARED = ("repository", "language", "licence")
@@ -84,59 +84,6 @@ def _line(values: Mapping[str, str]) -> bytes:
 
 
 # --- written beside the tokens --------------------------------------------------------------------------------------------
-
-
-class TableWriter:
-    """Appends to one new file. Little of it is held: digests grow with what is written."""
-
-    def __init__(self, root: Path, file: str):
-        self._path, self._file = root / file, file
-        self._waiting, self._blocks, self._bytes = bytearray(), list[str](), 0
-        self._whole, self._block = xxhash.xxh3_128(), xxhash.xxh3_64()
-        make_directory(self._path.parent, "directory of documents")
-        try:
-            self._descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
-        except OSError as error:
-            raise from_os_error(error, self._path, "cannot write data file") from error
-
-    def append(self, data: bytes) -> None:
-        self._waiting += data
-        if len(self._waiting) >= _WRITE_BYTES:
-            self._flush()
-
-    def _flush(self) -> None:
-        try:
-            write_all(self._descriptor, bytes(self._waiting))
-        except OSError as error:
-            raise from_os_error(error, self._path, "cannot write data file") from error
-        self._whole.update(self._waiting)
-        view = memoryview(self._waiting)
-        while len(view):
-            piece = view[: BLOCK_BYTES - self._bytes % BLOCK_BYTES]
-            self._block.update(piece)
-            self._bytes += len(piece)
-            view = view[len(piece) :]
-            if self._bytes % BLOCK_BYTES == 0:
-                self._end_block()
-        view.release()
-        self._waiting = bytearray()
-
-    def _end_block(self) -> None:
-        self._blocks.append(self._block.hexdigest())
-        self._block.reset()
-
-    def finish(self) -> TableFile:
-        """The file, which is durable."""
-        self._flush()
-        if self._bytes % BLOCK_BYTES:
-            self._end_block()
-        try:
-            os.fsync(self._descriptor)
-        except OSError as error:
-            raise from_os_error(error, self._path, "cannot write data file") from error
-        finally:
-            os.close(self._descriptor)
-        return TableFile(self._file, self._bytes, self._whole.hexdigest(), tuple(self._blocks))
 
 
 class Found:
@@ -270,6 +217,8 @@ class _Blocks:
         self.path, self.entry = place.directory / entry.file, entry
         self._remote = place.shards.remote if place.shards is not None else None
         self.where = self._remote.where(entry.file) if self._remote is not None else self.path
+        apart = [entry.block_digests] if entry.block_digests else []
+        self._digests = BlockDigests.open(place.having(*apart), entry.blocks, entry.block_digests)
         self._kept: OrderedDict[int, bytes] = OrderedDict()
 
     def read(self, start: int, end: int) -> bytes:
@@ -283,7 +232,7 @@ class _Blocks:
     def line_end(self, start: int) -> int:
         """The byte after the line that begins at ``start``."""
         block = start // BLOCK_BYTES
-        while block < len(self.entry.blocks):
+        while block < len(self._digests):
             at = max(0, start - block * BLOCK_BYTES)
             found = self._block(block).find(b"\n", at)
             if found >= 0:
@@ -296,7 +245,7 @@ class _Blocks:
             raise EnvironmentFault(f"what is known of documents is missing: {self.path}", "the data manifest names it", _WAY_OUT)
         if self._remote is None and (size := self.path.stat().st_size) != self.entry.bytes:
             raise _damaged(self.where, f"{size:,} bytes instead of {self.entry.bytes:,}")
-        for number in range(len(self.entry.blocks)):
+        for number in range(len(self._digests)):
             self._block(number)
 
     def _block(self, number: int) -> bytes:
@@ -314,7 +263,7 @@ class _Blocks:
                 raise missing(self._remote.where(self.entry.file)) from error
             raise from_os_error(error, self.where, "cannot read facts of documents") from error
         wanted = min(BLOCK_BYTES, self.entry.bytes - number * BLOCK_BYTES)
-        if len(data) < wanted or xxhash.xxh3_64_hexdigest(data[:wanted]) != self.entry.blocks[number]:
+        if len(data) < wanted or not self._digests.agrees(number, data[:wanted]):
             raise _damaged(self.where, f"block {number}")
         self._kept[number] = data[:wanted]
         if len(self._kept) > _BLOCKS_KEPT:

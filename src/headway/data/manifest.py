@@ -1,9 +1,10 @@
-"""The data manifest: what a data directory holds, down to the digest of every 1 MiB block.
+"""The data manifest: what a data directory holds, down to the digest of every 1 MiB block (of large sets, in files beside it).
 
     DATA/
       manifest.json
       tokenizer.json
       00-code/           shard-00000.bin ...   flat little-endian tokens        documents.ends   uint64, one per document
+                         shards.blocks         digests of their blocks, where there are too many to list (``block_digests.py``)
                          documents.facts .origins .index                        where each document is from (``facts.py``)
                          packing-1024.bins .pieces                              windows by best fit (``packing.py``)
       00-code/held-out/  the same, never trained on
@@ -40,8 +41,10 @@ _NOT_CONTENT = (
     *("licence", "provenance", "dropped", "digest", "preparation", "registered", "document_facts", "packings", "quality"),
     "synthetic",
 )
-_CONTENT_IF_THERE = ("held_out_rule",)
+_CONTENT_IF_THERE = ("held_out_rule", "block_digests")
 """Left out at None, so that digests of earlier manifests stay."""
+_IF_THERE = {"if_there": True}
+"""Of fields of parts: left out at their default, for the same reason."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +73,15 @@ class TokenizerEntry:
 
 
 @dataclass(frozen=True)
+class DigestsFile:
+    """xxh3_64 of the 1 MiB blocks of other files, 8 bytes each, where they are too many to be listed (``block_digests.py``)."""
+
+    file: str
+    bytes: int
+    xxh3_128: str
+
+
+@dataclass(frozen=True)
 class ShardEntry:
     """Tokens [first_token, first_token + tokens) of their set. ``blocks``: xxh3_64 per 1 MiB, the last may be shorter."""
 
@@ -78,14 +90,17 @@ class ShardEntry:
     tokens: int
     xxh3_128: str
     blocks: tuple[str, ...]
+    first_block: int | None = field(default=None, metadata=_IF_THERE)  # in the set's file of digests; ``blocks`` is empty then
 
 
 @dataclass(frozen=True)
 class EndsEntry:
-    """uint64 per document: the token after its last one, where the next document token stands."""
+    """uint64 per document: the token after its last one, where the next document token stands. No blocks: hashed whole."""
 
     file: str
     xxh3_128: str
+    blocks: tuple[str, ...] = field(default=(), metadata=_IF_THERE)
+    block_digests: DigestsFile | None = field(default=None, metadata=_IF_THERE)
 
 
 @dataclass(frozen=True)
@@ -97,6 +112,7 @@ class TokenSet:
     bytes: int
     shards: tuple[ShardEntry, ...]
     ends: EndsEntry
+    block_digests: DigestsFile | None = field(default=None, metadata=_IF_THERE)  # of the shards; None: each lists its own
 
 
 @dataclass(frozen=True)
@@ -107,6 +123,7 @@ class TableFile:
     bytes: int
     xxh3_128: str
     blocks: tuple[str, ...]
+    block_digests: DigestsFile | None = field(default=None, metadata=_IF_THERE)  # None: they are listed
 
 
 @dataclass(frozen=True)
@@ -217,15 +234,18 @@ class SourceEntry:
     packings: tuple[Packing, ...] = ()  # by sequence length, each once
     quality: dict[str, float] = field(default_factory=dict)  # axis -> mean score over what the steps kept, by bytes, 0 to 1
     synthetic: Synthetic | None = None  # None: written by people
+    block_digests: DigestsFile | None = field(default=None, metadata=_IF_THERE)  # of the shards; None: each lists its own
 
     @property
     def training(self) -> TokenSet:
-        return TokenSet(self.tokens, self.documents, self.bytes, self.shards, self.ends)
+        return TokenSet(self.tokens, self.documents, self.bytes, self.shards, self.ends, self.block_digests)
 
     def packing(self, sequence_length: int) -> Packing | None:
         return next((plan for plan in self.packings if plan.sequence_length == sequence_length), None)
 
+    @cached_property
     def content(self) -> dict:
+        """Worked out once: a large source has a thousand shards."""
         names = [name for name in self.__dataclass_fields__ if name not in _NOT_CONTENT]
         return {
             name: _plain(value) for name in names if (value := getattr(self, name)) is not None or name not in _CONTENT_IF_THERE
@@ -233,7 +253,7 @@ class SourceEntry:
 
     def sealed(self) -> SourceEntry:
         """The same entry with its digest filled in."""
-        return dataclasses.replace(self, digest=digest_json(self.content()))
+        return dataclasses.replace(self, digest=digest_json(self.content))
 
 
 @dataclass(frozen=True)
@@ -260,14 +280,14 @@ class DataManifest:
 
     @cached_property
     def _digest(self) -> str:
-        """Worked out once: a corpus of 1 T tokens has two million blocks."""
+        """Worked out once: it is asked for often."""
         return digest_json(
             {
                 "kind": self.kind,
                 "schema_version": self.schema_version,
                 "tokenizer": self.tokenizer.content(),
                 "dtype": self.dtype,
-                "sources": [source.content() for source in self.sources],
+                "sources": [source.content for source in self.sources],
             }
         )
 
@@ -308,8 +328,11 @@ class DataManifest:
 
 def _plain(value: Any) -> Any:
     """As ``dataclasses.asdict``, but what is plain already is not copied: there may be millions of digests."""
+    if value is None or type(value) in (str, int, float):
+        return value
     if dataclasses.is_dataclass(value):
-        return {name: _plain(getattr(value, name)) for name in value.__dataclass_fields__}
+        parts = ((part, getattr(value, name)) for name, part in value.__dataclass_fields__.items())
+        return {part.name: _plain(found) for part, found in parts if not part.metadata or found != part.default}
     if isinstance(value, tuple):
         return value if not value or type(value[0]) in (str, int) else tuple(map(_plain, value))
     return {key: _plain(part) for key, part in value.items()} if isinstance(value, dict) else value
@@ -327,7 +350,7 @@ def _read(path: Path) -> dict:
 def _content_of(value: dict, path: Path) -> DataManifest:
     """Proven by the digests of the sources."""
     manifest: DataManifest = from_plain(DataManifest, value)
-    damaged = [s.name for s in manifest.sources if not _agrees(s.digest, s.content())]
+    damaged = [s.name for s in manifest.sources if not _agrees(s.digest, s.content)]
     if damaged or manifest.dtype not in DTYPES:
         raise EnvironmentFault(
             f"{path} is damaged: sources {damaged or '-'} do not match their digests, dtype {manifest.dtype}",

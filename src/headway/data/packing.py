@@ -25,10 +25,11 @@ import numpy as np
 
 from headway.base.digests import digest_json
 from headway.base.errors import ConfigError
-from headway.data.facts import TableWriter
+from headway.data.block_digests import BLOCKS_SUFFIX
 from headway.data.manifest import Packing, SourceEntry
 from headway.data.positions import SourceShape
 from headway.data.ragged import places_within
+from headway.data.tables import TableWriter
 
 MOST_CHUNKS = 65_536
 """The number of bins of each stands in the Spec."""
@@ -161,7 +162,8 @@ def write_packing(root: Path, source: SourceEntry, capacity: int, ends: np.ndarr
 
 def _new(root: Path, file: str) -> TableWriter:
     """In place of what a build left that was killed before its manifest named it."""
-    (root / file).unlink(missing_ok=True)
+    for left in (file, file + BLOCKS_SUFFIX):
+        (root / left).unlink(missing_ok=True)
     return TableWriter(root, file)
 
 

@@ -26,8 +26,18 @@ from headway.base.errors import ConfigError, EnvironmentFault, from_os_error
 from headway.base.files import make_directory, unique_sibling, write_atomic
 from headway.base.units import format_bytes
 from headway.data.cache import ShardCache
+from headway.data.ends import END_BYTES
 from headway.data.kept_sets import KeptSet, sweep
-from headway.data.manifest import DTYPES, MANIFEST_FILE, REPORT_FILE, DataManifest, ShardEntry, SourceEntry, TableFile
+from headway.data.manifest import (
+    DTYPES,
+    MANIFEST_FILE,
+    REPORT_FILE,
+    DataManifest,
+    DigestsFile,
+    ShardEntry,
+    SourceEntry,
+    TableFile,
+)
 from headway.data.remote import Remote, is_url, missing
 
 DEFAULT_BOUND_BYTES = 16 * 2**30
@@ -73,10 +83,12 @@ class DataPlace:
         """A directory stands for itself."""
         return place if isinstance(place, DataPlace) else DataPlace(str(place), Path(place))
 
-    def having(self, *files: TableFile) -> Path:
-        """``directory``, with ``files`` in it: of data at a URL those that are not there whole are fetched. EnvironmentFault."""
+    def having(self, *files: TableFile | DigestsFile) -> Path:
+        """``directory``, with ``files`` and the digests of their blocks in it: of data at a URL those that are not there whole
+        are fetched. EnvironmentFault."""
         if self.shards is not None:
-            named = [_Named(file.file, file.xxh3_128, file.bytes) for file in files]
+            digests = [file.block_digests for file in files if isinstance(file, TableFile) and file.block_digests]
+            named = [_Named(file.file, file.xxh3_128, file.bytes) for file in (*files, *digests)]
             _small_files(self.shards.remote, self.directory, named)
         return self.directory
 
@@ -183,7 +195,10 @@ def _named(manifest: DataManifest) -> Iterator[_Named]:
     yield _tokenizer(manifest)
     for source in manifest.sources:
         for tokens in (source.training, *([source.held_out] if source.held_out else [])):
-            yield _Named(tokens.ends.file, tokens.ends.xxh3_128, tokens.documents * 8)
+            yield _Named(tokens.ends.file, tokens.ends.xxh3_128, tokens.documents * END_BYTES)
+            for digests in (tokens.block_digests, tokens.ends.block_digests):
+                if digests is not None:
+                    yield _Named(digests.file, digests.xxh3_128, digests.bytes)
     if any(source.preparation for source in manifest.sources):
         yield _Named(REPORT_FILE, "")
 

@@ -7,12 +7,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-import xxhash
 
 from headway.data.manifest import BLOCK_BYTES, Packing, TableFile
-from headway.data.mapped import damaged, map_file, read_plainly
 from headway.data.place import DataPlace
 from headway.data.ragged import places_within
+from headway.data.tables import MappedTable
 
 _ROW_BYTES = 16
 _BLOCK_ROWS = BLOCK_BYTES // _ROW_BYTES
@@ -64,28 +63,16 @@ class _Rows:
     """A file of pairs of uint64. A row lies in one block."""
 
     def __init__(self, root: Path, entry: TableFile, verify: bool):
-        self._path, self._entry = root / entry.file, entry
+        self._table = MappedTable(root, entry, verify)
         self.count = entry.bytes // _ROW_BYTES
-        self._bytes = map_file(self._path, entry.bytes)
-        self._rows = self._bytes.view("<i8").reshape(-1, 2)
-        self._unverified = np.full(len(entry.blocks), verify)
+        self._rows = self._table.bytes.view("<i8").reshape(-1, 2)
 
     def rows(self, index: np.ndarray) -> np.ndarray:
         """int64 (n, 2)."""
-        if self._unverified.any():
-            blocks = np.unique(index * _ROW_BYTES // BLOCK_BYTES)
-            for block in blocks[self._unverified[blocks]].tolist():
-                self._verify(block)
+        self._table.touch(index * _ROW_BYTES)
         return self._rows[index]
 
     def walk(self) -> Iterator[tuple[int, np.ndarray]]:
         """The number of a block's first row, and its rows, block by block."""
         for at in range(0, self.count, _BLOCK_ROWS):
             yield at, self.rows(np.arange(at, min(at + _BLOCK_ROWS, self.count)))
-
-    def _verify(self, block: int) -> None:
-        at, end = block * BLOCK_BYTES, min((block + 1) * BLOCK_BYTES, self._bytes.size)
-        read_plainly(self._path, at, end)
-        if xxhash.xxh3_64_hexdigest(self._bytes[at:end].data) != self._entry.blocks[block]:
-            raise damaged(self._path, f"block {block}, bytes {at} to {end}")
-        self._unverified[block] = False

@@ -21,6 +21,7 @@ import numpy as np
 from headway.base.digests import digest_file
 from headway.base.errors import ConfigError, DamagedData, EnvironmentFault, from_os_error
 from headway.data.ahead import Ahead, Wish
+from headway.data.ends import Ends
 from headway.data.infill import infilled
 from headway.data.manifest import BLOCK_BYTES, DTYPES, DataManifest
 from headway.data.mapped import damaged
@@ -198,7 +199,7 @@ class TokenReader:
         wishes = []
         for chunk in chunks:
             tokens = self._training[chunk.source]
-            shards = (tokens.entry.shards[number] for number in tokens.numbers(chunk.first_token, chunk.end_token))
+            shards = (tokens.shard_entry(number) for number in tokens.numbers(chunk.first_token, chunk.end_token))
             wishes += [Wish(shard, shard.tokens * tokens.itemsize, tokens.traffic) for shard in shards]
         self._ahead.want(wishes)
 
@@ -221,25 +222,28 @@ class TokenReader:
         """The documents of a source's training tokens that have a token in [start, end)."""
         return self._training[source].spans(start, end)
 
-    def document_ends(self, source: int) -> np.ndarray:
-        """int64, mapped: the token after each of a source's training documents."""
+    def document_ends(self, source: int) -> Ends:
+        """The token after each of a source's training documents."""
         return self._training[source].ends
 
     def documents_begun(self, source: int, token: np.ndarray, stage: StageSpec) -> int:
         """How many documents begin in the windows of ``stage`` at ``token`` (bins, where it is packed)."""
-        heads, start = self._training[source].ends[:-1], token
+        ends, start = self._training[source].ends, token
         tokens = np.full_like(token, stage.sequence_length)
         if stage.packed:
             pieces = self._plan(source, stage.sequence_length).pieces(token)
             start, tokens = pieces.start, pieces.tokens
-        within = heads.searchsorted(start + tokens, "left") - heads.searchsorted(start, "left")
+        heads = len(ends) - 1  # the last end is no head
+        within = np.minimum(ends.searchsorted(start + tokens, "left"), heads) - np.minimum(
+            ends.searchsorted(start, "left"), heads
+        )
         return int(within.sum()) + int((start == 0).sum())  # the first document begins where no other ends
 
     def held_out_documents(self, source: str) -> Iterator[np.ndarray]:
         """The tokens of each held-out document, document token first, verified."""
         held_out = self._held_out[source]
         start = 0
-        for end in held_out.ends.tolist():
+        for end in held_out.ends.each():
             tokens = np.empty(end - start, np.int64)
             held_out.copy(start, tokens)
             yield tokens

@@ -12,7 +12,9 @@ import numpy as np
 import xxhash
 
 from headway.base.errors import DamagedData, EnvironmentFault
+from headway.data.block_digests import BlockDigests, with_blocks
 from headway.data.cache import Held, Traffic
+from headway.data.ends import Ends
 from headway.data.manifest import BLOCK_BYTES, ShardEntry, TokenSet
 from headway.data.mapped import check_size, damaged, map_file, read_plainly
 from headway.data.place import DataPlace
@@ -180,21 +182,22 @@ class Tokens:
         if place.shards is None:
             for shard in entry.shards:
                 check_size(f"{place.directory}/{shard.file}", shard.tokens * dtype.itemsize)
-        path = place.directory / entry.ends.file
-        ends = map_file(path, entry.documents * 8)
-        if verify and xxhash.xxh3_128_hexdigest(ends.data) != entry.ends.xxh3_128:
-            raise damaged(path, "the whole file")
-        self.ends = ends.view("<u8").view("<i8")  # signed, so that searchsorted with int64 copies nothing
+        self.ends = Ends(place.directory, entry.ends, entry.documents, verify)
+        self._digests = BlockDigests.open(place.directory, (), entry.block_digests)
         self.reading = ""
 
     def shard(self, number: int) -> _Shard:
         """It stays open until ``keep`` releases it: open files are few, however many there are."""
         found = self._open.get(number)
         if found is None:
-            found = _Shard(self, self.entry.shards[number])
+            found = _Shard(self, self.shard_entry(number))
             self._open[number] = found
         self._opened |= not found.is_open
         return found
+
+    def shard_entry(self, number: int) -> ShardEntry:
+        """With its blocks listed, wherever their digests stand."""
+        return with_blocks(self.entry.shards[number], self._digests, self.itemsize)
 
     def give_up(self) -> bool:
         """Release one shard of those that the same thread reads; False: none is open. Another window may want it back."""
@@ -286,6 +289,7 @@ class Tokens:
         return [DocumentSpan(first + i, a, b) for i, (a, b) in enumerate(pairwise(borders))]
 
     def verify_all(self) -> None:
+        self.ends.verify_all()
         for number in range(len(self.entry.shards)):
             shard = self.shard(number)
             shard.verify_all()

@@ -11,6 +11,7 @@ from functools import lru_cache
 
 import numpy as np
 
+from headway.data.ends import Ends
 from headway.data.facts import Table
 
 
@@ -32,7 +33,7 @@ class Group:
 class GroupSums:
     """Of one source, whose tokens are given block after block. Memory follows languages and licences, not documents."""
 
-    def __init__(self, table: Table, ends: np.ndarray, token_bytes: np.ndarray):
+    def __init__(self, table: Table, ends: Ends, token_bytes: np.ndarray):
         """``ends``: of its documents; ``token_bytes``: by id, 0 for a document token."""
         self._table, self._ends, self._token_bytes = table, ends, token_bytes
         self._position = 0

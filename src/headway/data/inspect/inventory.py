@@ -21,6 +21,7 @@ from pathlib import Path
 import numpy as np
 import xxhash
 
+from headway.data.ends import Ends
 from headway.data.manifest import DataManifest, PreparationStep, SourceEntry
 from headway.data.prepare.words import ngrams
 from headway.data.reader import TokenReader
@@ -155,7 +156,7 @@ class _DocumentCounter:
         self.every = 1 << (documents // MOST_DOCUMENTS).bit_length()
         self._seen: set[int] = set()
 
-    def of(self, ends: np.ndarray) -> _Documents:
+    def of(self, ends: Ends) -> _Documents:
         """The next source."""
         return _Documents(ends, self._seen, self.every)
 
@@ -163,18 +164,19 @@ class _DocumentCounter:
 class _Documents:
     """Of one source: sums the tokens of the documents in the sample, and of those that were not seen before."""
 
-    def __init__(self, ends: np.ndarray, seen: set[int], every: int):
-        self._ends, self._seen, self._every = ends, seen, every
-        self._number = self._at = self._tokens = self._new = 0
+    def __init__(self, ends: Ends, seen: set[int], every: int):
+        self._ends, self._seen, self._every = ends.each(), seen, every
+        self._next = next(self._ends, None)
+        self._at = self._tokens = self._new = 0
         self._digest, self._length = xxhash.xxh3_64(), 0
 
     def add(self, block: np.ndarray) -> None:
         begin = 0
-        while self._number < len(self._ends) and int(self._ends[self._number]) <= self._at + len(block):
-            end = int(self._ends[self._number]) - self._at
+        while self._next is not None and self._next <= self._at + len(block):
+            end = self._next - self._at
             self._part(block[begin:end])
             self._end()
-            begin, self._number = end, self._number + 1
+            begin, self._next = end, next(self._ends, None)
         self._part(block[begin:])
         self._at += len(block)
 

@@ -3,8 +3,8 @@
     manifest.json   its seal, its sources' digests, and that its bytes are as ``write_json`` writes them
     tokenizer.json  sha256
     shard-*.bin     xxh3_64 of every 1 MiB block, so that a damage has a place; then xxh3_128 of the whole file
-    documents.ends  xxh3_128
-    documents.facts, .origins, .index   as shards
+    documents.ends, .facts, .origins, .index, packing-*   as shards; few document ends as a whole
+    *.blocks        xxh3_128: digests of the blocks of other files, where they are too many for the manifest
 
 All damages are found, not the first one. Without its manifest nothing of a directory can be judged: then that is the one
 damage that is told.
@@ -21,17 +21,30 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import xxhash
 
 from headway.base.clocks import Clock, SystemClock
 from headway.base.digests import is_sealed
 from headway.base.errors import ConfigError, HeadwayError
 from headway.base.files import indented_json, read_json
-from headway.data.manifest import BLOCK_BYTES, DTYPES, MANIFEST_FILE, REPORT_FILE, DataManifest, DocumentFacts, TokenSet
+from headway.data.block_digests import BlockDigests, with_blocks
+from headway.data.ends import END_BYTES
+from headway.data.manifest import (
+    BLOCK_BYTES,
+    DTYPES,
+    MANIFEST_FILE,
+    REPORT_FILE,
+    DataManifest,
+    DigestsFile,
+    DocumentFacts,
+    TableFile,
+    TokenSet,
+)
 from headway.data.remote import Remote
 from headway.data.tokenizer import TOKENIZER_FILE
 
-FACTS, PACKING = "document facts", "packing"
+FACTS, PACKING, ENDS, DIGESTS = "document facts", "packing", "document ends", "digests of blocks"
 LABELS = (FACTS, PACKING)
 
 Progress = Callable[[int], None]
@@ -53,7 +66,7 @@ class Checked:
     """One file as it was found."""
 
     file: str
-    what: str  # manifest, tokenizer, shard, document ends, document facts
+    what: str  # manifest, tokenizer, shard, document ends, document facts, packing, digests of blocks
     part: str  # the source it belongs to, with "held out" where it is; empty: all of them
     bytes: int  # that were read
     damages: tuple[Damage, ...]
@@ -83,7 +96,8 @@ def verify_remote(remote: Remote, manifest: DataManifest, progress: Progress | N
     clock, tell = SystemClock(), progress or (lambda nbytes: None)
     began_ns = clock.stamp().boot_ns
     size = remote.size(MANIFEST_FILE)  # the manifest was proven by its seal when it was read
-    files = [Checked(MANIFEST_FILE, "manifest", "", size, ()), *(_check_remote(remote, item, tell) for item in _items(manifest))]
+    items = _items(manifest, lambda file: np.frombuffer(remote.get(file), np.uint8))
+    files = [Checked(MANIFEST_FILE, "manifest", "", size, ()), *(_check_remote(remote, item, tell) for item in items)]
     seconds = (clock.stamp().boot_ns - began_ns) / 1e9
     return Verified(remote.url, manifest.digest(), tuple(files), (), seconds)
 
@@ -96,7 +110,7 @@ def verify(directory: Path, progress: Progress | None = None, clock: Clock | Non
     began_ns = clock.stamp().boot_ns
     manifest, files = _manifest(directory)
     if manifest is not None:
-        items = list(_items(manifest))
+        items = list(_items(manifest, lambda file: np.fromfile(directory / file, np.uint8)))
         labels = {
             item.file for item in items if item.what in LABELS and files[0].damages
         }  # what they are judged by is no content
@@ -114,7 +128,7 @@ def total_bytes(directory: Path) -> int:
         manifest = DataManifest.load(directory)
     except HeadwayError:
         return 0
-    return sum(item.bytes for item in _items(manifest) if item.bytes is not None)
+    return sum(item.bytes for item in _items(manifest, lambda file: np.empty(0, np.uint8)) if item.bytes is not None)
 
 
 def _refuse_other(directory: Path) -> None:
@@ -192,31 +206,65 @@ class _Item:
     blocks: tuple[str, ...] = ()
 
 
-def _items(manifest: DataManifest) -> Iterator[_Item]:
+Fetch = Callable[[str], np.ndarray]
+"""The bytes of a file that the manifest names."""
+
+
+def _items(manifest: DataManifest, fetch: Fetch) -> Iterator[_Item]:
+    """``fetch``: of files with digests of blocks; those that are damaged judge nothing, and whole files are judged."""
     width = 2 if DTYPES[manifest.dtype] == "<u2" else 4
     yield _Item(manifest.tokenizer.file, "tokenizer", "", None, manifest.tokenizer.digest)
     for source in manifest.sources:
-        yield from _of_set(source.training, source.name, width)
+        yield from _of_set(source.training, source.name, width, fetch)
         if source.held_out is not None:
-            yield from _of_set(source.held_out, f"{source.name}, held out", width)
+            yield from _of_set(source.held_out, f"{source.name}, held out", width, fetch)
         for plan in source.packings:
             for file in (plan.rows, plan.pieces):
-                yield _Item(file.file, PACKING, source.name, file.bytes, file.xxh3_128, file.blocks)
+                yield from _of_table(file, PACKING, source.name, fetch)
         if source.document_facts is not None:
-            yield from _of_facts(source.document_facts, source.name)
+            yield from _of_facts(source.document_facts, source.name, fetch)
 
 
-def _of_set(tokens: TokenSet, part: str, width: int) -> Iterator[_Item]:
-    for shard in tokens.shards:
+def _of_set(tokens: TokenSet, part: str, width: int, fetch: Fetch) -> Iterator[_Item]:
+    digests = BlockDigests(())
+    if tokens.block_digests is not None:
+        yield _of_digests(tokens.block_digests, part)
+        digests = _digests(tokens.block_digests, fetch)
+    for entry in tokens.shards:
+        shard = with_blocks(entry, digests, width) if len(digests) else entry
         yield _Item(shard.file, "shard", part, shard.tokens * width, shard.xxh3_128, shard.blocks)
-    yield _Item(tokens.ends.file, "document ends", part, tokens.documents * 8, tokens.ends.xxh3_128)
+    ends = tokens.ends
+    size = tokens.documents * END_BYTES
+    yield from _of_table(TableFile(ends.file, size, ends.xxh3_128, ends.blocks, ends.block_digests), ENDS, part, fetch)
 
 
-def _of_facts(facts: DocumentFacts, part: str) -> Iterator[_Item]:
+def _of_table(table: TableFile, what: str, part: str, fetch: Fetch) -> Iterator[_Item]:
+    blocks = table.blocks
+    if table.block_digests is not None:
+        yield _of_digests(table.block_digests, part)
+        digests = _digests(table.block_digests, fetch)
+        blocks = tuple(digests[block] for block in range(len(digests)))
+    yield _Item(table.file, what, part, table.bytes, table.xxh3_128, blocks)
+
+
+def _of_digests(file: DigestsFile, part: str) -> _Item:
+    return _Item(file.file, DIGESTS, part, file.bytes, file.xxh3_128)
+
+
+def _digests(file: DigestsFile, fetch: Fetch) -> BlockDigests:
+    """None of a file that is not whole."""
+    with contextlib.suppress(OSError):
+        data = fetch(file.file)
+        if xxhash.xxh3_128_hexdigest(data.data) == file.xxh3_128:
+            return BlockDigests((), data)
+    return BlockDigests(())
+
+
+def _of_facts(facts: DocumentFacts, part: str, fetch: Fetch) -> Iterator[_Item]:
     sets = ((part, facts.training), (f"{part}, held out", facts.held_out))
     tables = [(part, facts.facts), *((name, table) for name, of in sets if of for table in (of.origins, of.index))]
     for name, table in tables:
-        yield _Item(table.file, FACTS, name, table.bytes, table.xxh3_128, table.blocks)
+        yield from _of_table(table, FACTS, name, fetch)
 
 
 def _check(root: Path, item: _Item, tell: Progress) -> Checked:
