@@ -33,7 +33,7 @@ from headway.recipe.spec import Spec
 from headway.rundir.layout import RunDirectory
 from headway.rundir.metrics import StepLog
 from headway.rundir.processes import start_ticks
-from headway.rundir.segments import Segment, current_chain, layout_of, read_segments, stream_record
+from headway.rundir.segments import Segment, current_chain, in_force, layout_of, read_segments, stream_record
 from headway.store.manifest import Manifest
 from headway.train.cadence import Cadence
 from headway.train.crew import ALONE, Crew, Unwritten, join
@@ -144,7 +144,7 @@ def set_up(
     failpoints.arm(directory.root, member.rank if member else 0)
     info, spec = directory.info(), directory.spec()
     chain, schedule = chain_of(directory, segment_id), Schedule(spec)
-    deployment, phases = chain[-1].deployment or info["deployment"], Phases(clock)
+    deployment, phases = in_force(chain[-1], info["deployment"]), Phases(clock)
     axes, policy = axes_at(chain[-1].restored_step, schedule, deployment), TrainPolicy.of(deployment)
     torch.set_num_threads(policy.threads)
     environment = full_environment(str(axes))
