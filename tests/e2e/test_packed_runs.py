@@ -22,7 +22,8 @@ pytestmark = pytest.mark.e2e
 
 QUARANTINE = ("interventions.damaged_data=quarantine",)
 FLOAT32 = ("precision.compute=float32",)
-FSDP2, TP2, ALONE = {"default": {"dp_shard": 2}}, {"default": {"tp": 2}}, {}
+FSDP2, TP2 = {"default": {"dp_shard": 2}}, {"default": {"tp": 2}}
+ALONE: dict[str, dict[str, int]] = {}
 SUMMATION = 1e-6
 """Relative, of losses: sums over the same tokens in another order."""
 STOPPED, KILLED, RELAID = 4, 7, 17

@@ -88,6 +88,13 @@ class Opened:
         for file in self.files():
             yield from [Document(None, file.relative, file.left_out)] if file.left_out else self.read(file)
 
+    def read_first(self) -> None:
+        """The first document of the first file that is not left out: whoever cannot read it is told so."""
+        for file in self.files():
+            if not file.left_out:
+                next(iter(self.read(file)), None)
+                return
+
     def stamp(self) -> str:
         """Changes when a file does, comes or goes."""
         digest = hashlib.sha256()
