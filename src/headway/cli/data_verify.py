@@ -34,9 +34,9 @@ def verify(directory: DataArgument, /, *, json: Json = False) -> int:
 
 def measured(where: str, *, show_progress: bool) -> Any:
     """``show_progress``: a line on standard error."""
+    from headway.base.urls import is_url
     from headway.cli.checkpoint_verify import Meter
     from headway.data.inspect.verify import total_bytes, verify
-    from headway.data.remote import is_url
 
     if is_url(where):
         return measured_remote(where, show_progress=show_progress)

@@ -117,8 +117,8 @@ def cache_of(description: Description, cache: Path | None) -> Any:
 
 def refuse_other_place(where: str | Path) -> None:
     """ConfigError for a directory that holds no built data; what lies at a URL is seen when it is opened."""
+    from headway.base.urls import is_url
     from headway.data.manifest import MANIFEST_FILE
-    from headway.data.remote import is_url
 
     if not is_url(where) and not (Path(where) / MANIFEST_FILE).is_file():
         raise ConfigError(
