@@ -296,25 +296,29 @@ def refuse_moved(where: str | Path) -> None:
 
 def frozen_manifest(directory: Path, spec: Spec) -> DataManifest:
     """The manifest that ``spec`` was frozen with, its sources numbered as those of ``spec`` are."""
-    manifest = DataManifest.load(directory)
+    return as_frozen(DataManifest.load(directory), spec, directory)
+
+
+def as_frozen(manifest: DataManifest, spec: Spec, where: Path | str) -> DataManifest:
+    """``manifest``, of ``where``, if ``spec`` was frozen with it, its sources numbered as those of ``spec`` are."""
     if manifest.digest() != spec.manifest_digest:
         raise EnvironmentFault(
-            f"{directory} holds other data than the run was frozen with",
+            f"{where} holds other data than the run was frozen with",
             f"manifest digest: found {manifest.digest()}, frozen {spec.manifest_digest}; differs: {_differing(manifest, spec)}",
             "put its own data back in that place (a symbolic link will do), or build it again from the same documents",
         )
-    _check_plans(manifest, spec, directory)
+    _check_plans(manifest, spec, where)
     return manifest.of(source.name for source in spec.sources)
 
 
-def _check_plans(manifest: DataManifest, spec: Spec, directory: Path) -> None:
+def _check_plans(manifest: DataManifest, spec: Spec, where: Path | str) -> None:
     """They are no content of the data: a directory may have lost them, or have others."""
     for stage in spec.stages:
         for source, frozen in zip(spec.sources, stage.packed):
             plan = manifest.source(source.name).packing(stage.sequence_length)
             if frozen.bins and (plan is None or packing_digest(plan) != frozen.digest):
                 raise EnvironmentFault(
-                    f"{directory} has {'no' if plan is None else 'another'} plan that packs {source.name} for stage {stage.name}",
+                    f"{where} has {'no' if plan is None else 'another'} plan that packs {source.name} for stage {stage.name}",
                     "a run reads the windows that it was frozen with",
                     "build the data again with the run's recipe into the same directory: that adds its plans",
                 )
