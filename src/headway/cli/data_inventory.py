@@ -1,4 +1,4 @@
-"""``headway data inventory DIR [RECIPE]``."""
+"""``headway data inventory WHAT [RECIPE]``: built data, a run or a recipe."""
 
 from __future__ import annotations
 
@@ -11,55 +11,80 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from headway.base.errors import EXIT_FINDINGS, EXIT_OK, ConfigError
-from headway.cli.options import Json, Overrides
+from headway.cli.data_named import Built, DataArgument, Kind, Named, built, named
+from headway.cli.options import CacheOption, Json, Overrides
 
 
 def inventory(
-    directory: Annotated[Path, Parameter(help="A data directory, as headway data build writes it.")],
-    recipe: Annotated[str | None, Parameter(help="Recipe file or preset whose stages train on it. Default: none.")] = None,
+    what: DataArgument,
+    recipe: Annotated[
+        str | None,
+        Parameter(help="For data: a recipe file or preset whose stages train on it. A run and a recipe have their own."),
+    ] = None,
     /,
     *,
+    cache: CacheOption = None,
     overrides: Overrides = None,
     json: Json = False,
 ) -> int:
-    """What became of each source: read, after each step, training tokens, different ones, and the passes of a recipe over them.
+    """What became of each source: read, after each step, training tokens, different ones, and the passes of a run over them.
 
-    The raw inventory, what is unique in it, and how often a run goes over it are three things. All training tokens are read. The
+    The raw inventory, what is unique in it, and how often a run goes over it are three things. Of a run all stages count, with
+    what its records skip or mix otherwise. All training tokens are read. The
     exit code is 1 when a document was left out without a reason.
     """
     from headway.cli.output import print_json, say
 
-    found = measured(directory, recipe, overrides, show_progress=sys.stderr.isatty())
+    of = named(what, overrides if recipe is None else None)
+    data = built(of, cache)
+    found = measured(data, coverage_of(of, data, recipe, overrides), show_progress=sys.stderr.isatty())
     if json:
-        print_json(
-            {"kind": "data_inventory", "schema_version": 1, "directory": str(directory), "sources": [facts(s) for s in found]}
-        )
+        sources = [facts(source) for source in found]
+        print_json({"kind": "data_inventory", "schema_version": 1, "directory": str(data.where), "sources": sources})
     else:
         for line in lines(found):
             say(line)
     return EXIT_FINDINGS if any(source.unaccounted for source in found) else EXIT_OK
 
 
-def measured(directory: Path, recipe: str | None, overrides: Any, *, show_progress: bool) -> list[Any]:
+def measured(data: Built, coverage: list[Any] | None, *, show_progress: bool) -> list[Any]:
     from headway.cli.data_progress import token_meter
-    from headway.cli.describe import describe, refuse_other_place
-    from headway.data.freeze import data_facts, rebalanced
+    from headway.cli.describe import refuse_other_place
     from headway.data.inspect.inventory import inventory as measure
-    from headway.data.manifest import DataManifest
+    from headway.data.place import open_place
+
+    refuse_other_place(data.where)
+    with token_meter(Path(data.where).name, show_progress) as tell:
+        return measure(open_place(data.where, data.cache), coverage, tell)
+
+
+def coverage_of(of: Named, data: Built, recipe: str | None, overrides: list[str] | None) -> list[Any] | None:
+    """What a run, or the stages of a recipe, take of each source; None: neither is named."""
+    from headway.cli.describe import describe
+    from headway.data.place import manifest_at
+    from headway.data.stream import Stream, stream_coverage
+    from headway.rundir.segments import read_segments
+
+    if recipe is not None and of.kind is not Kind.DATA:
+        rule = f"{of.given} is {of.kind.value}, whose own stages are counted"
+        raise ConfigError(f"{of.kind.value} and a recipe", rule, "name the data in its place, or leave the recipe out")
+    if of.kind is Kind.RUN:
+        segments, spec = read_segments(of.run), of.run.spec()
+        return stream_coverage(Stream.of_segment(spec, segments[-1]) if segments else Stream(spec))
+    description = describe(recipe, overrides, None, runnable=False) if recipe is not None else of.description
+    return planned(description.loaded, manifest_at(data.where, data.cache)) if description else None
+
+
+def planned(loaded: Any, manifest: Any) -> list[Any]:
+    from headway.data.freeze import data_facts, rebalanced
     from headway.data.stream import source_coverage
     from headway.recipe.resolve import resolve
 
-    refuse_other_place(directory)
-    coverage = None
-    if recipe is not None:
-        loaded = describe(recipe, overrides, None, runnable=False).loaded
-        spec = resolve(loaded, data_facts(DataManifest.load(directory)))
-        if loaded.recipe.data.beyond_cap == "rebalance":
-            with suppress(ConfigError):  # no mixture fits: the passes that were asked show which caps they break
-                spec = rebalanced(spec)
-        coverage = source_coverage(spec)
-    with token_meter(directory.name, show_progress) as tell:
-        return measure(directory, coverage, tell)
+    spec = resolve(loaded, data_facts(manifest))
+    if loaded.recipe.data.beyond_cap == "rebalance":
+        with suppress(ConfigError):  # no mixture fits: the passes that were asked show which caps they break
+            spec = rebalanced(spec)
+    return source_coverage(spec)
 
 
 def facts(source: Any) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from pydantic import AfterValidator, Field
 from pydantic_core import PydanticCustomError
 
 from headway.base import units
+from headway.base.urls import secret_in
 from headway.recipe.chips import Chip, known_chip
 from headway.recipe.fields import (
     AS_RESOLVED,
@@ -203,6 +204,8 @@ class AdaptiveInterval(Section):
 
 
 def _some_url(text: str) -> str:
+    if problem := secret_in(text, "mirror"):  # said before run.json has it
+        raise PydanticCustomError("quantity", "{seen}", {"seen": problem.seen, "rule": f"{problem.rule}; {problem.way_out}"})
     if "://" not in text and not text.startswith("/"):
         rule = "a URL such as s3://bucket/runs or file:///shared/runs, or an absolute path"
         raise PydanticCustomError("quantity", "{seen}", {"seen": f"{text!r} names no second place", "rule": rule})
