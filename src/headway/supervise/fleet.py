@@ -212,6 +212,11 @@ class Fleet:
         self._placed = tuple(placed["hosts"])
         return placed | ({"layouts": fitted} if fitted != deployment.get("layouts", {}) else {})
 
+    @property
+    def store(self) -> int | None:
+        """The process that the ranks of the segment in force met in."""
+        return self._meeting.pid
+
     def launch(self, run: RunDirectory, segment: int) -> LocalRanks:
         """Ranks of ``segment`` on the nodes of its layout. A node that is lost on the way is the end of its ranks."""
         layout = next(found for found in reversed(read_segments(run)) if found.id == segment).layout

@@ -335,7 +335,8 @@ class _Supervisor:
         process = self._launcher.launch(self._watch.run, segment.id)
         host = this_process()["host"]
         ranks = [described(rank) for rank in getattr(process, "ranks", ())]
-        fields = {"ranks": ranks, "layout": layout_words(segment.layout)} if ranks else {}
+        fields: dict[str, Any] = {"ranks": ranks, "layout": layout_words(segment.layout)} if ranks else {}
+        fields |= {"store": self._fleet.store} if self._fleet is not None else {}
         try:
             self._watch.record(
                 "launch", segment=segment.id, pid=process.pid, start_ticks=process.start_ticks, host=host, **fields
