@@ -85,6 +85,18 @@ def test_stages_are_told_beside_it(capsys):
     assert last.startswith("- tokens: 262,144 of 1 MiB, ")
 
 
+def test_training_the_tokenizer_is_told_before_it_begins(capsys):
+    tell = progress_of(live=False)
+    tell("training", {"bytes": 5 * MIB})
+    tell("tokenizer", {"vocabulary": 300, "digest": "sha256:0", "kept": False})
+    tell("tokenizer", {"vocabulary": 300, "digest": "sha256:0", "kept": True})
+    assert capsys.readouterr().out.splitlines() == [
+        "- tokenizer: training on 5 MiB of text",
+        "- tokenizer: 300 entries, digest 0",
+        "- tokenizer: 300 entries, digest 0, taken over from a build that did not end",
+    ]
+
+
 def test_a_source_that_is_prepared_is_told_as_it_is_prepared(build, shown):
     build(1, "preparing", {"source": "a", "documents": 400, "bytes": MIB, "kept": 300})
     build(19, "preparing", {"source": "a", "documents": 8_000, "bytes": 5 * MIB, "kept": 7_000})
