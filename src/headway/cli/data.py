@@ -96,8 +96,11 @@ def other_facts(facts: dict[str, Any]) -> str:
 
 
 def left_out(facts: dict[str, Any]) -> str:
-    """Of a source that no step prepared, whose line says it else: equal documents count once, always."""
-    reasons = [f"{count:,} {reason.replace('_', ' ')}" for reason, count in (facts.get("dropped") or {}).items()]
+    """What no step left out, whose line says it else: equal documents count once, always."""
+    from collections import Counter
+
+    rest = Counter(facts.get("dropped", {})) - Counter(facts.get("by_steps", {}))
+    reasons = [f"{count:,} {reason.replace('_', ' ')}" for reason, count in rest.items()]
     return f"; left out: {', '.join(reasons)}" if reasons else ""
 
 

@@ -184,6 +184,7 @@ class _Build:
                     "documents": receipt.documents,
                     "bytes": receipt.bytes,
                     "dropped": receipt.dropped,
+                    "by_steps": self.preparation.left_out(source.name),
                 }
                 self.tell("documents", facts | {"kept": kept is not None})
         finally:
