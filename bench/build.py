@@ -7,7 +7,7 @@ there, and Python's standard library stands in where nothing can be fetched. Sam
 of 1x, and none is there twice. Every measurement is a process of its own. Time is the processor's, of all processes, so that
 others on the machine count less; linear is a time per byte that does not grow, and a marginal time per byte (from 4x to 16x over
 that from 1x to 4x) near 1. Deduplication is measured step by step and as a whole, the whole build by what it was doing; of 10 MB
-at 1x, so that every size is tokenised by the encoder that large builds use. Twelve minutes on two cores.
+at 1x, so that every size is tokenised by the encoder that large builds use.
 """
 
 from __future__ import annotations
