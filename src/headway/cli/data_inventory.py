@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,6 +14,9 @@ from cyclopts import Parameter
 from headway.base.errors import EXIT_FINDINGS, EXIT_OK, ConfigError
 from headway.cli.data_named import Built, DataArgument, Kind, Named, built, named
 from headway.cli.options import CacheOption, Json, Overrides
+
+EQUAL = ("duplicate", "duplicate_elsewhere")
+"""Reasons of documents that are left out behind all steps; for others than these and the steps' own, no step saw them."""
 
 
 def inventory(
@@ -124,12 +128,14 @@ def lines(found: list[Any]) -> Iterator[str]:
         "target tokens",
         "passes",
         "over unique",
+        "epochs begun",
     ]
     yield from table(titles, [token_row(source) for source in found])
     yield ""
     yield "unique documents: tokens of those that no source before has; estimated: by the share of different runs of 13 tokens"
     if any(source.passes for source in found):
-        yield "passes: chunks begun, of as many as an epoch has, as caps count them; over unique: target tokens by unique ones"
+        yield "passes: target tokens by training tokens; over unique: by the estimate of unique ones"
+        yield "epochs begun: chunks begun, of as many as an epoch has, which is what caps count"
     yield from (sample_line(source) for source in found if min(sampled(source)) < 1)
     yield from (cap_line(source) for source in found if source.passes and not source.passes.within_cap)
     yield from (made_up_line(source) for source in found if source.entry.synthetic)
@@ -140,22 +146,26 @@ def lines(found: list[Any]) -> Iterator[str]:
 
 
 def way_rows(source: Any) -> Iterator[list[str]]:
+    """Each reason stands where documents became fewer: at the steps, before them (no text), or behind them (equal texts)."""
     from headway.base.terminal import one_line
     from headway.base.units import format_bytes
 
     def size(count: int | None) -> str:
         return "not counted" if count is None else format_bytes(count)
 
-    def reasons(dropped: dict[str, int]) -> str:
+    def reasons(dropped: Mapping[str, int]) -> str:
         return ", ".join(f"{count:,} {reason.replace('_', ' ')}" for reason, count in dropped.items())
 
+    rest = Counter(source.entry.dropped) - sum((Counter(step.dropped) for step in source.steps), Counter())
     yield [one_line(source.entry.name), "read", f"{source.raw_documents:,}", size(source.raw_bytes), ""]
-    told: set[str] = set()
+    if source.steps:
+        before, first = Counter({reason: count for reason, count in rest.items() if reason not in EQUAL}), source.steps[0]
+        rest -= before
+        if before:
+            yield ["", "to prepare", f"{first.documents_before:,}", size(first.bytes_before), reasons(before)]
     for step in source.steps:
-        told |= set(step.dropped)
         left_out = reasons(step.dropped) + (f"{step.joined:,} joined to others" if step.joined else "")
         yield ["", step.step.replace("_", " "), f"{step.documents_after:,}", size(step.bytes_after), left_out]
-    rest = {reason: count for reason, count in source.entry.dropped.items() if reason not in told}
     held_out = source.entry.held_out.bytes if source.entry.held_out else 0
     yield ["", "kept", f"{source.kept_documents:,}", size(source.entry.bytes + held_out), reasons(rest)]
 
@@ -172,8 +182,9 @@ def token_row(source: Any) -> list[str]:
         f"{unique.document_tokens:,}",
         f"{unique.tokens(entry.tokens):,}",
         f"{passes.target_tokens:,}" if passes else "-",
-        f"{passes.epochs:.3g}" if passes else "-",
+        f"{passes.target_tokens / entry.tokens:.3g}" if passes else "-",
         f"{over:.3g}" if over is not None else "-",
+        f"{passes.epochs:.3g}" if passes else "-",
     ]
 
 
@@ -186,14 +197,16 @@ def sample_line(source: Any) -> str:
     from headway.base.terminal import one_line
 
     documents, grams = sampled(source)
-    return f"{one_line(source.entry.name)}: from a sample of {documents:.3g} of all documents and {grams:.3g} of its runs"
+    parts = [f"unique documents from {documents:.2%} of all"] if documents < 1 else []
+    parts += [f"the estimate from {grams:.2%} of its runs"] if grams < 1 else []
+    return f"{one_line(source.entry.name)}: {', '.join(parts)}, a sample by hash"
 
 
 def cap_line(source: Any) -> str:
     from headway.base.terminal import one_line
 
     name, passes = one_line(source.entry.name), source.passes
-    return f"{name}: {passes.epochs:.3g} passes are beyond its cap of {passes.cap_epochs:g}, such a run is refused"
+    return f"{name}: {passes.epochs:.3g} epochs are beyond its cap of {passes.cap_epochs:g}, such a run is refused"
 
 
 def made_up_line(source: Any) -> str:

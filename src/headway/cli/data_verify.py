@@ -107,6 +107,8 @@ def lines(found: Any) -> Iterator[str]:
     damaged = sum(bool(file.damages) for file in found.files)
     if damaged:
         yield f"{damaged:,} of {len(found.files):,} files damaged: restore them from a copy, or build the data again elsewhere"
+        if any(file.damages and file.what == "shard" and not file.part.endswith(", held out") for file in found.files):
+            yield 'a run goes on without the damaged blocks of training tokens by interventions.damaged_data = "quarantine"'
     else:
         speed = f" in {found.seconds:.2f} s" if found.seconds >= 0.005 else ""
         yield f"it is whole: {format_bytes(found.bytes_read)}{speed}, digest {short(found.digest)}"

@@ -85,8 +85,9 @@ def build_data(
 
     ``workers``: processes that prepare and tokenise, 1: this one, None: one per core for much text. ``part_bytes``: text of what
     a killed build may have to do again, per process; None: by the size of the source. Neither shows in the result.
-    ``progress`` is told (what, facts): reading, documents, tokenizer, tokens, written, reused. Errors: ConfigError for an empty
-    source, a vocabulary that does not fit, a directory in use for something else; EnvironmentFault for what the machine refuses.
+    ``progress`` is told (what, facts): reading, documents, training, tokenizer, tokens, written, reused. Errors: ConfigError for
+    an empty source, a vocabulary that does not fit, a directory in use for something else; EnvironmentFault for what the machine
+    refuses.
     """
     recipe = recipe.recipe if isinstance(recipe, LoadedRecipe) else recipe
     directory = Path(directory).absolute()
@@ -184,6 +185,7 @@ class _Build:
                     "documents": receipt.documents,
                     "bytes": receipt.bytes,
                     "dropped": receipt.dropped,
+                    "by_steps": self.preparation.left_out(source.name),
                 }
                 self.tell("documents", facts | {"kept": kept is not None})
         finally:
@@ -338,9 +340,8 @@ class _Build:
     def _produce(self, inputs: str) -> DataManifest:
         sources = [self.apart.split(number) for number in range(len(self.spools))]
         self._refuse_few_documents(sources)
-        tokenizer, made = obtain(self.recipe.tokenizer, self.brought, list(sources), self.made)
+        tokenizer, made = obtain(self.recipe.tokenizer, self.brought, list(sources), self.made, self.tell)
         tokenizer.save(self.output / TOKENIZER_FILE)
-        self.tell("tokenizer", {"vocabulary": tokenizer.vocabulary, "digest": tokenizer.digest})
         sources = [self.apart.decided(number, work, tokenizer) for number, work in enumerate(sources)]
         assembly = Assembly(
             sources=sources,
