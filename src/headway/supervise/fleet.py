@@ -29,6 +29,9 @@ Tell = Callable[..., None]
 Beat = Callable[[], None]
 """One beat of a waiting loop: the lease is renewed."""
 
+Command = Callable[[RunDirectory, int], list[str]]
+"""What trains a segment, the interpreter first."""
+
 _LAUNCH_SECONDS = 60.0
 _RETURN_SECONDS = 3.0
 """That a run which could go on with fewer nodes waits for one that was lost this moment."""
@@ -83,8 +86,17 @@ class _Host:
 class Fleet:
     """All nodes of a run, for as long as one owner has it."""
 
-    def __init__(self, run: RunDirectory, options: FleetOptions, tell: Tell, beat: Beat, events: list[dict[str, Any]]):
+    def __init__(
+        self,
+        run: RunDirectory,
+        options: FleetOptions,
+        tell: Tell,
+        beat: Beat,
+        events: list[dict[str, Any]],
+        command: Command = engine_command,
+    ):
         """``events``: of the run so far, which say what earlier agents may have left behind."""
+        self._command = command
         self._run, self.options, self._tell, self._beat = run, options, tell, beat
         launch: dict[str, Any] = next((event for event in reversed(events) if event["kind"] == "launch"), {})
         self._left: list[dict[str, Any]] = [rank for rank in launch.get("ranks", ()) if "node" in rank]
@@ -222,7 +234,7 @@ class Fleet:
         layout = next(found for found in reversed(read_segments(run)) if found.id == segment).layout
         world, per_node = layout["world"], layout["per_node"]
         place = ["--world", str(world), "--meeting", self._meeting.place(segment)]
-        arguments = [*engine_command(run, segment)[1:], *place]
+        arguments = [*self._command(run, segment)[1:], *place]
         asked: list[tuple[Node, range]] = []
         for number, name in enumerate(layout["hosts"]):
             node = self._hosts[name].node

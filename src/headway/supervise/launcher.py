@@ -169,10 +169,10 @@ class ProcessLauncher:
     """Starts ``command(run, segment)`` on this machine, as often as the segment has ranks, each with a log of its own."""
 
     def __init__(self, command: Callable[[RunDirectory, int], list[str]] = engine_command):
-        self._command = command
+        self.command = command
 
     def launch(self, run: RunDirectory, segment: int) -> TrainerProcess:
-        command, world = self._command(run, segment), world_of(run, segment)
+        command, world = self.command(run, segment), world_of(run, segment)
         if world == 1:
             return start_process(command, log_of(run, segment))
         meeting = Path(tempfile.mkdtemp(prefix=PRIVATE))

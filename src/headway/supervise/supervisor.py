@@ -45,7 +45,7 @@ from headway.store.writer.client import end_writers
 from headway.supervise.attempt import PAUSE, REGROUP, Attempt, AttemptEnd, StopSignals, Watch
 from headway.supervise.causes import error_of, error_words, log_tail
 from headway.supervise.fleet import Fleet, FleetOptions, described
-from headway.supervise.launcher import Launcher, ProcessLauncher
+from headway.supervise.launcher import Launcher, ProcessLauncher, engine_command
 from headway.supervise.options import Outcome, SuperviseOptions
 from headway.supervise.patience import Patience
 from headway.supervise.requeue import requeue
@@ -163,7 +163,9 @@ class _Supervisor:
             take_over(watch)
             options = FleetOptions.of(self._deployment or deployment_of(watch.run))
             if options is not None:
-                self._launcher = self._fleet = Fleet(watch.run, options, watch.record, watch.pause, read_events(watch.run))
+                command = self._launcher.command if isinstance(self._launcher, ProcessLauncher) else engine_command
+                before = read_events(watch.run)
+                self._launcher = self._fleet = Fleet(watch.run, options, watch.record, watch.pause, before, command)
             while True:
                 outcome = self._attempt()
                 if outcome is not None:
