@@ -2,8 +2,8 @@
 
     python bench/soak.py [--faults 200] [--scale 1000]
 
-What is asserted on the way (``tests/supervise/soak.py``): committed state never shrinks, every step is in the final lineage once, the
-ledger adds up.
+What is asserted on the way (``tests/supervise/soak.py``): committed state never shrinks, every step is in the final lineage once,
+the ledger adds up.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from soak import soak
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
