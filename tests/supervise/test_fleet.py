@@ -211,7 +211,11 @@ def fleet(run, monkeypatch):
     def make(hosts=("n0", "n1", "s0"), **options) -> Fleet:
         values = {"wanted": 2, "per_node": 2, "least": 1, "evict_after": 2, "rejoin_seconds": 3600.0, "address": "127.0.0.1"}
         options = FleetOptions(hosts=tuple(hosts), node=NodeOptions(hello_seconds=0.2), **(values | options))
-        fleet = Fleet(run, options, lambda kind, **fields: told.append((fields["host"], fields["state"])), lambda: None, [])
+
+        def tell(kind: str, **fields) -> None:
+            told.append((kind, fields["text"]) if kind == "note" else (fields["host"], fields["state"]))
+
+        fleet = Fleet(run, options, tell, lambda: None, [])
         fleet.told = told
         return fleet
 
@@ -285,13 +289,25 @@ def test_a_lost_node_excuses_the_attempt_and_is_no_fault_of_its_own(fleet):
 
 def test_too_few_for_good_says_why_of_each(fleet):
     found = fleet(hosts=("n0", "n1"), least=2)
-    found.gather(never)
+    found.place(DEPLOYMENT, "main", found.gather(never))
     found.evict("n1", "its memory failed the check")
     with pytest.raises(EnvironmentFault, match=r"1 of 2 nodes can be used: n1 is evicted: its memory failed the check"):
         found.gather(never)
-    found.evict("n0", "so did this")
-    with pytest.raises(EnvironmentFault, match=r"0 of 2 nodes"):
+
+
+def test_hosts_that_do_not_answer_at_the_start_are_a_mistake_later_they_are_waited_for(fleet):
+    found = fleet(hosts=("n0", "n1"), least=None)
+    for host in found._hosts.values():
+        host.node, host.tried = StandIn(host.name), time.monotonic()
+    found._hosts["n1"].node.lost = "exit code 255"
+    with pytest.raises(EnvironmentFault, match=r"1 of 2 nodes can be used: n1: exit code 255"):
         found.gather(never)
+    found._hosts["n1"].node.lost = ""
+    found.place(DEPLOYMENT, "main", found.gather(never))
+    found._hosts["n1"].node.lost = "the network is away"
+    began = time.monotonic()
+    assert found.gather(lambda: time.monotonic() > began + 0.5) == ()
+    assert found.told[-1] == ("note", "waiting for nodes: n1: the network is away")
 
 
 def test_waiting_ends_when_somebody_asks_to_stop(fleet):

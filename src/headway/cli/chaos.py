@@ -122,7 +122,7 @@ BLOWS = (
     Blow(
         0.30,
         "SIGSTOP to rank 0, which then neither works nor ends",
-        "it is found by its silence within 20 s, and replaced",
+        "it is found by its silence (20 s, or eight of its longest steps), and replaced",
         lambda c: c.rank(0, signal.SIGSTOP),
     ),
     Blow(0.45, "a node dies, agent and ranks", "another takes its place", lambda c: c.agent(1)),

@@ -110,26 +110,29 @@ class Fleet:
     def gather(self, given_up: Callable[[], object]) -> tuple[str, ...]:
         """The nodes of the next segment, in the order of ``hosts``. Waits for as many as are needed; none: it was ``given_up``.
 
-        EnvironmentFault where there are too few for good.
+        EnvironmentFault where too many are evicted, or do not answer at the start.
         """
         for host in self._hosts.values():
             self._start_if_absent(host)
         first = not self._placed  # later, a spare that is there is worth more than a node that may come
-        began = time.monotonic()
+        began, told = time.monotonic(), False
         while not given_up():
             here = [name for name, host in self._hosts.items() if self._answers(host)]
             coming = [host for host in self._hosts.values() if not host.out and host.node is not None and host.node.look()]
             all_here = len(here) == len(coming)
             if (len(here) >= self.options.wanted and (all_here or not first)) or (all_here and self._is_enough(here)):
                 return tuple(here[: self.options.wanted])
-            if all(host.out for host in self._hosts.values()):
+            if sum(not host.out for host in self._hosts.values()) < (self.options.least or self.options.wanted):
                 break
             is_enough = len(here) >= self.options.wanted or self._is_enough(here)
             waited, patience = time.monotonic() - began, self.options.node.hello_seconds
             if is_enough and waited > (patience if first else min(patience, _RETURN_SECONDS)):
                 return tuple(here[: self.options.wanted])
-            if waited > patience and self.options.least is not None:
+            if waited > patience and first:
                 break
+            if waited > patience and not told:  # they were there: a network may be away for an hour
+                self._tell("note", text=f"waiting for nodes: {self._why()}")
+                told = True
             self._beat()
             for host in self._hosts.values():
                 self._start_if_absent(host)

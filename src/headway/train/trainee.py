@@ -16,8 +16,6 @@ from headway.optim.build import Optimizer, build_optimizer, optimizer_of
 from headway.optim.guard import Guard
 from headway.optim.parts import WHOLE, Parts
 from headway.parallel.mesh import Mesh
-from headway.parallel.model import ShardedModel
-from headway.parallel.pipeline import Pipeline
 from headway.parallel.state import LocalParts
 from headway.recipe.spec import Spec
 from headway.recipe.trainable import refuse_untrainable
@@ -61,7 +59,11 @@ def build_trainee(spec: Spec, mesh: Mesh | None = None, recompute: str = "none")
 
 def sharded(spec: Spec, mesh: Mesh) -> Trainee:
     """A rank's part, also where there is only one."""
+    from headway.parallel.model import ShardedModel  # one process needs none of it, and its imports take long
+
     if mesh.axes.pp > 1:
+        from headway.parallel.pipeline import Pipeline  # not at every start: it imports torch's compiler, as long as torch itself
+
         pipeline = Pipeline(spec.model, spec.precision, spec.seed, mesh)
         return _trainee(spec, mesh, pipeline, pipeline, pipeline.parts, pipeline.decoders)
     compute = ShardedModel(spec.model, spec.precision, spec.seed, mesh)
