@@ -100,7 +100,7 @@ def summarise(run: RunDirectory, clock: Clock | None = None) -> RunSummary:
         late_records=tuple(history.late),
         findings=tuple(find_alarms(kept, [*(e for e in events if e["kind"] == "checkpoint_rejected"), *refusals(run)])),
         delivery=delivery(kept),
-        ledger=build_ledger(events, steps, chain, schedule, _damaged(history, read)),
+        ledger=build_ledger(events, steps, chain, schedule, _damaged(history, read), segments),
     )
 
 

@@ -143,4 +143,5 @@ def _ledger(events: tuple[dict, ...], segments: tuple[SegmentFacts, ...], spec: 
     """From the records that were read already; what is missing of them is a flag."""
     rows = {facts.segment.id: list(facts.records) for facts in segments}
     chain = [facts.segment for facts in segments if facts.on_chain]
-    return build_ledger(list(events), rows, chain, Schedule(spec) if spec is not None else None, missing)
+    schedule = Schedule(spec) if spec is not None else None
+    return build_ledger(list(events), rows, chain, schedule, missing, [facts.segment for facts in segments])
