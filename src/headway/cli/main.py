@@ -22,6 +22,7 @@ VERBS: dict[str, str] = {
     "plan": "headway.cli.plan:app",
     "run": "headway.cli.run:run",
     "status": "headway.cli.status:status",
+    "goodput": "headway.cli.goodput:goodput",
     "resume": "headway.cli.run:resume",
     "sample": "headway.cli.sample:sample",
     "report": "headway.cli.report:report",

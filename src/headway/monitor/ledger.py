@@ -25,8 +25,8 @@ from headway.rundir.metrics import step_of
 from headway.rundir.segments import Segment
 
 _REDOABLE = (Category.PRODUCTIVE, Category.DATA_STALL)
-"""What a roll-back turns into ``rolled_back`` or ``skipped``, in rows of any kind. The evaluations, samples and saves of undone steps stay what
-they are: they never counted as progress, so nothing is taken back."""
+"""What a roll-back turns into ``rolled_back`` or ``skipped``, in rows of any kind. The evaluations, samples and saves of undone
+steps stay what they are: they never counted as progress, so nothing is taken back."""
 
 _ENDS = ("hang", "exit", "launch", "finish")
 """Events after which rows of a trainer no longer count as its time."""
@@ -37,7 +37,7 @@ _ORDER = {category: place for place, category in enumerate(Category)}
 @dataclass(frozen=True)
 class Interval:
     """``start_ns``: since the first record, or since the run was submitted, where that is known. ``was``: the category before
-    relabelling. ``step``: of the row that it is part of; None: no row, or one of no step."""
+    relabelling. ``step``: the update that it is part of, waiting for its data included; None: no update."""
 
     start_ns: int
     ns: int
@@ -243,7 +243,7 @@ class _Fold:
             self.last_real_ns = row["stamp"]["real_ns"]
 
     def _add_row(self, row: dict, segment: int, length_ns: int, is_first: bool) -> None:
-        fate, step = self.fates.of(segment, row), step_of(row) if "step" in row else None
+        fate, step = self.fates.of(segment, row), step_of(row) if row["kind"] in ("step", "stall") else None
         for name, ns in sorted(row.get("split", {}).items(), key=lambda item: _ORDER[Category(item[0])]):
             taken_ns, category = min(ns, length_ns), Category(name)
             skipped_ns = taken_ns * fate.skipped // fate.of if category in _REDOABLE else 0

@@ -58,9 +58,9 @@ class Fates:
         found: dict[tuple[int, int], tuple[int, int]] = {}
         for segment, rows in steps.items():
             for row in rows:
-                if row["kind"] == "step" and not is_kept(row, self._last.get(segment, -1)):
-                    if parts := self._parts(segment, row):
-                        found[segment, row["step"]] = parts
+                is_undone = row["kind"] == "step" and not is_kept(row, self._last.get(segment, -1))
+                if is_undone and (parts := self._parts(segment, row)):
+                    found[segment, row["step"]] = parts
         return found
 
     def _parts(self, segment: int, row: dict[str, Any]) -> tuple[int, int] | None:

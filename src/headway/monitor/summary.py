@@ -100,11 +100,11 @@ def summarise(run: RunDirectory, clock: Clock | None = None) -> RunSummary:
         late_records=tuple(history.late),
         findings=tuple(find_alarms(kept, [*(e for e in events if e["kind"] == "checkpoint_rejected"), *refusals(run)])),
         delivery=delivery(kept),
-        ledger=build_ledger(events, steps, chain, schedule, _damaged(history, read), segments),
+        ledger=build_ledger(events, steps, chain, schedule, damaged_words(history, read), segments),
     )
 
 
-def _damaged(history: EventChain, read: dict[int, StepRows]) -> list[str]:
+def damaged_words(history: EventChain, read: dict[int, StepRows]) -> list[str]:
     """What could not be read, in words. A crash may tear the line that it interrupts; more is damage."""
     counts = {"the events": history.damaged_lines} | {f"segment {number}": lines.damaged_lines for number, lines in read.items()}
     return [f"{count} torn or altered lines in the records of {what} were left out" for what, count in counts.items() if count]

@@ -7,32 +7,13 @@ from typing import Any
 from headway.formulas.flops import Convention, flops_formula, flops_per_token
 from headway.monitor.delivery import delivery
 from headway.monitor.ledger import Ledger
+from headway.monitor.meanings import MEANINGS
 from headway.report.facts import RunFacts
 from headway.report.material import Material
 from headway.report.page import Block, Figure, Inline, Notice, Prose, Section, Table, Tone, strong, swatch
 from headway.report.planned_values import step_rate
 from headway.report.plots import category_colour
 from headway.report.words import duration, exact, percent, plural
-
-MEANINGS = {
-    "queue": "waiting for machines",
-    "provision": "from the owner's first record to the first launch",
-    "init": "process start, data, model",
-    "compile": "compilation",
-    "restore": "loading a checkpoint, verifying what is read",
-    "data_stall": "waiting for input",
-    "productive": "updates that the run kept",
-    "blocking_save": "training stood still for a save",
-    "evaluation": "held-out loss and samples",
-    "validation_replay": "replay to check a repair",
-    "hang": "no progress, until it was declared",
-    "detection_to_stop": "from the trainer's last record until its end was known",
-    "reconfigure": "between two attempts, and orderly ends",
-    "planned_pause": "stopped on purpose",
-    "unknown": "nobody was there to record",
-    "rolled_back": "updates that a later restore went back behind",
-    "skipped": "updates that were left out on purpose",
-}
 
 
 def time(material: Material) -> Section:
