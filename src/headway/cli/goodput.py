@@ -142,8 +142,8 @@ def capacity_lines(account: Any) -> Iterator[str]:
     rows.append(["sum", device_time(capacity.total), "100.00%", f"{capacity.total:,}"])
     yield from table(["device time", "", "share", "device nanoseconds"], rows)
     yield (
-        f"missing: devices asked for that were not there; slow: what steps that took over {SLOW:g} times as long as good ones took "
-        "beyond that; good ones: where the quickest quarter of a stage, batch and layout ends"
+        f"missing: devices asked for that were not there; slow: what steps of over {SLOW:g} times the good time took beyond it; "
+        "good: where the quickest quarter of a stage, batch and layout ends"
     )
     for phase in capacity.phases[:MOST_PHASES]:
         where = f"segment {phase.segment}" + (f", steps {phase.first_step:,} to {phase.last_step:,}" if phase.first_step else "")
