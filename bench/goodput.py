@@ -6,9 +6,10 @@
     one 30-minute tier       the storage alone, training stands while it is written; all else alike
     ... and a 6-minute restart, as the Beacon plan has it: what such a run is usually planned with
 
-Costs are put together from parts that were measured (docs/results/checkpoint.json, and how long an interpreter takes to import the
-engine, measured here) and parts that a run of that size has and this machine has not; those are named under "assumed". Goodput is
-first passes over the data in all time; input waits and evaluations are no part of the simulation. Prints one JSON object.
+Costs are put together from parts that were measured (docs/results/checkpoint.json, and how long an interpreter takes to import
+the engine, measured here) and parts that a run of that size has and this machine has not; those are named under "assumed".
+Goodput is first passes over the data in all time; input waits and evaluations are no part of the simulation. Prints one JSON
+object.
 """
 
 from __future__ import annotations
