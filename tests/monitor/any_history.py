@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from headway.base.digests import digest_json
 from headway.rundir.segments import Segment, current_chain
@@ -110,7 +111,7 @@ class Teller:
 
     def expected(self) -> dict[str, int]:
         truth, chain = Counter(self.truth), self.chain
-        until = {one.id: after.restored_step for one, after in zip(chain, chain[1:], strict=False)} | {chain[-1].id: 10**9}
+        until = {one.id: after.restored_step for one, after in pairwise(chain)} | {chain[-1].id: 10**9}
         gone = self._left_out(chain[-1].skips) if chain else set()
         recorded = {(segment, row["step"]) for segment, rows in self.rows.items() for row in rows if row["kind"] == "step"}
         for segment, step, applied, category, ns in self.work:

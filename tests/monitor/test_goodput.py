@@ -25,8 +25,8 @@ H100: dict[str, Any] = {"accelerator": {"kind": "H100-SXM", "peak_flops": None},
 
 
 def history() -> Teller:
-    """100 in the queue, provision 10, init 7, 10 steps of 10 + 90, save at 8 (20), hang 30, restart 40, steps 9 and 10 again, save
-    at 10, step 11. All in ms."""
+    """100 in the queue, provision 10, init 7, 10 steps of 10 + 90, save at 8 (20), hang 30, restart 40, steps 9 and 10 again,
+    save at 10, step 11. All in ms."""
     told = Teller()
     told.event("open", epoch=1, previous=None, queued_ns=100 * MS)
     told.launches(None, 0, (), 10 * MS)
@@ -76,7 +76,7 @@ def test_each_definition_by_hand():
 
 def test_every_view_says_where_it_is_from_and_what_it_counts():
     for view in account(history()).views:
-        assert view.formula and view.source and view.otherwise
+        assert all((view.formula, view.source, view.otherwise)), view
 
 
 def test_G4_a_replay_raises_no_definition():

@@ -449,7 +449,7 @@ def test_G1_books_that_do_not_close_are_said(material: Material) -> None:
     short = dataclasses.replace(ledger, intervals=ledger.intervals[:-1])
     facts = dataclasses.replace(material.facts, ledger=short, categories=short.categories)
     section = time(dataclasses.replace(material, facts=facts))
-    text = " ".join(markdown.render_block(block, {"time": ""}) for block in section.blocks)
+    text = " ".join(markdown.render_block(block, {"time": "", "goodput": ""}) for block in section.blocks)
     assert "The books do not close" in text
     assert f"a difference of {ledger.intervals[-1].ns:,} ns" in text
 

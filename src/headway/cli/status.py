@@ -85,7 +85,7 @@ def lines(summary: Any) -> Iterator[str]:
     if summary.interval is not None:
         from headway.cli.goodput import interval_words
 
-        yield f"{'':<11} every {interval_words(summary.interval)}"
+        yield f"interval    {interval_words(summary.interval)}"
     if summary.segment is not None:
         yield f"segment     {summary.segment}, {summary.restarts} restart{'' if summary.restarts == 1 else 's'}"
     if summary.owner_alive:
