@@ -171,8 +171,12 @@ def device_time(device_ns: int) -> str:
 
 
 def _missing(ledger: Ledger, devices: Mapping[int, Devices]) -> Iterator[Phase]:
+    by_segment: dict[int, list[Interval]] = defaultdict(list)
+    for one in ledger.intervals:
+        if one.segment is not None and one.category not in AWAY:
+            by_segment[one.segment].append(one)
     for segment, here in devices.items():
-        own = [one for one in ledger.intervals if one.segment == segment and one.category not in AWAY]
+        own = by_segment[segment]
         if here.there < here.asked and own:
             steps = [one.step for one in own if one.step is not None]
             yield Phase(
@@ -194,7 +198,7 @@ def _slow(
     by_segment: dict[int, list[tuple[Interval, int]]] = defaultdict(list)
     for one in ledger.intervals:
         kind = _kind(one, kinds) if one.category is Category.PRODUCTIVE else None
-        if kind in pace and one.segment is not None:
+        if kind is not None and kind in pace and one.segment is not None:
             by_segment[one.segment].append((one, pace[kind]))
     for segment, own in by_segment.items():
         times = [one.ns / good_ns for one, good_ns in own]
