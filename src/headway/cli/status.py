@@ -82,6 +82,10 @@ def lines(summary: Any) -> Iterator[str]:
         bits = ", ".join(f"{name} {float(value):.3f}" for name, value in summary.bits_per_byte.items())
         yield f"bits/byte   held out: {bits}"
     yield f"checkpoint  {summary.checkpoint or 'none committed yet'}"
+    if summary.interval is not None:
+        from headway.cli.goodput import interval_words
+
+        yield f"interval    {interval_words(summary.interval)}"
     if summary.segment is not None:
         yield f"segment     {summary.segment}, {summary.restarts} restart{'' if summary.restarts == 1 else 's'}"
     if summary.owner_alive:

@@ -10,6 +10,7 @@ first record of an epoch ties the epochs together: on the same boot the gap is a
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +20,7 @@ from headway.base.files import make_directory
 from headway.base.records import RecordWriter, read_records
 from headway.rundir.categories import Category, is_category
 from headway.rundir.layout import RunDirectory, epoch_of
+from headway.rundir.queued import queued_ns
 
 _CLOSES = {
     "hang": Category.HANG,
@@ -45,6 +47,9 @@ _FIELDS: dict[str, dict[str, type]] = {
 
 KINDS = tuple(_FIELDS)
 
+REQUEUED = "requeued"
+"""State of a finish after which a scheduler, not a person, brings the run back: the time until then is queue."""
+
 
 class EventLog:
     """Writes the events of one epoch, into a file that nobody had before; creating it writes ``open``."""
@@ -58,8 +63,10 @@ class EventLog:
         self._writer = RecordWriter(run.events / f"epoch-{epoch:06d}.jsonl", durable=True, fresh=True)
         stamp = clock.stamp().to_json()
         previous = _link(before[-1], stamp) if before else None
+        waited = queued_ns(os.environ, stamp["real_ns"], before[-1]["stamp"]["real_ns"] if before else None)
+        queued = {"queued_ns": waited} if waited else {}
         self.opened = self._write(
-            {"kind": "open", "stamp": stamp, "epoch": epoch, "previous": previous, "closes": _pause_of(before)}
+            {"kind": "open", "stamp": stamp, "epoch": epoch, "previous": previous, "closes": _pause_of(before), **queued}
         )
 
     def append(self, kind: str, **fields: Any) -> dict:
@@ -92,8 +99,13 @@ def _link(last: dict, stamp: dict) -> dict:
 def _pause_of(before: list[dict]) -> Category | None:
     if not before:
         return None
-    rested = before[-1]["kind"] == "finish" and before[-1]["state"] in ("stopped", "complete")
-    return Category.PLANNED_PAUSE if rested else Category.UNKNOWN
+    state = before[-1]["state"] if before[-1]["kind"] == "finish" else None
+    after: dict[str | None, Category] = {
+        "stopped": Category.PLANNED_PAUSE,
+        "complete": Category.PLANNED_PAUSE,
+        REQUEUED: Category.QUEUE,
+    }
+    return after.get(state, Category.UNKNOWN)
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from headway.base.failpoints import guard
 from headway.data.stream import Stream
 from headway.data.transition import MixtureChange, with_change
 from headway.recipe.schedules import Schedule
-from headway.rundir.events import EventLog, read_events
+from headway.rundir.events import REQUEUED, EventLog, read_events
 from headway.rundir.layout import RunDirectory
 from headway.rundir.lease import Lease, LeaseView
 from headway.rundir.metrics import read_all_steps
@@ -413,7 +413,9 @@ class _Supervisor:
     def _finish(self, state: str, reason: str, exit_code: int, cause: dict[str, Any] | None = None) -> Outcome:
         end_writers(self._watch.run, _most_ranks(self._watch.run))
         fields = {"cause": cause} if cause else {}
-        self._watch.record("finish", state=state, reason=reason, exit_code=exit_code, **fields)
+        comes_back = state == "stopped" and self._watch.stop.by_signal and bool(self._watch.options.requeue)
+        told = REQUEUED if comes_back else state
+        self._watch.record("finish", state=told, reason=reason, exit_code=exit_code, **fields)
         self._watch.events.close()
         return Outcome(state=state, reason=reason, attempts=self._attempts, exit_code=exit_code)
 

@@ -42,6 +42,7 @@ def train(run: TrainRun) -> str:
         run.step += 1
         run.stop.agreed(result.wish)
         record(run, result, waited_ns, batch.targets)
+        run.cadence.step_done()
         hear(run, run.saver.poll())
         run.skipped = 0 if result.applied or ends_soundly(run, result) else run.skipped + 1
         if must_stop(run.spec.stability, run.skipped) or (run.skipped and run.step == run.until):
@@ -225,9 +226,10 @@ def hear(run: TrainRun, outcomes: list[Outcome]) -> None:
     for outcome in outcomes:
         if outcome.kind == COMMITTED:
             run.committed_step = outcome.step
-            told = {**outcome.fields, "bytes": state_bytes(run)}
+            slowed_ns = run.cadence.slowed_ns()
+            told = {**outcome.fields, "bytes": state_bytes(run), "slowed_ns": slowed_ns}
             run.log.write("save", step=outcome.step, checkpoint=outcome.checkpoint, **told)
-            run.cadence.committed(outcome.step, outcome.fields["flush_ns"])
+            run.cadence.committed(outcome.step, outcome.fields["flush_ns"], slowed_ns)
         elif outcome.kind == FAILED:
             run.save_error = str(outcome.fields["error"])
             run.ordinal -= not run.saver.under_way  # else the number after it is given already
