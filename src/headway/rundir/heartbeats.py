@@ -29,17 +29,19 @@ from headway.base.records import decode_record, encode_record
 from headway.rundir.layout import RunDirectory
 from headway.rundir.processes import machine_bytes, peak_bytes, resident_bytes, this_process
 
-INIT, RESTORE, COMPILE, DATA, STEP, EVALUATION, SAVE, END = PHASES = (
+INIT, RESTORE, RECORD, EVALUATION, SAVE, DATA, COMPILE, STEP, END = PHASES = (
     "init",
     "restore",
-    "compile",
-    "data",
-    "step",
+    "record",
     "evaluation",
     "save",
+    "data",
+    "compile",
+    "step",
     "end",
 )
-"""In the order in which a rank goes through them; ``compile`` is the first step of a segment and of a stage: new shapes."""
+"""In the order in which a rank goes through them, as long as its count of steps stays the same: what follows a step belongs to
+its number, what begins the next one too. ``compile`` is the first step of a segment and of a stage: new shapes."""
 
 STEPS = 64
 """Newest steps that a file holds."""
@@ -111,8 +113,7 @@ class Heart:
         row = {"step": step, "data_ns": data_ns, "wait_ns": wait_ns, "end_ns": now, "rss": self._rss, "peak": peak_bytes()}
         row |= {"work_ns": max(0, now - self._step_began_ns - wait_ns), "first": self._phase == COMPILE}
         self._write(3 * _HEAD + step % STEPS * _STEP, _STEP, row)
-        self._step, self._since_ns = step, now
-        self._state()
+        self.enter(RECORD, step)
 
     def close(self) -> None:
         self._done.set()
@@ -135,7 +136,8 @@ class Heart:
 
     def _frames(self) -> list[str]:
         """Of the training thread, the innermost first."""
-        frame, found = sys._current_frames().get(self._thread), []
+        frame = sys._current_frames().get(self._thread)
+        found: list[str] = []
         while frame is not None and len(found) < _FRAMES:
             code = frame.f_code
             where = "/".join(code.co_filename.rsplit("/", 2)[-2:])

@@ -25,6 +25,7 @@ from headway.supervise.causes import cause, status_words
 from headway.supervise.launcher import LocalRanks, TrainerProcess, world_of
 from headway.supervise.options import SuperviseOptions
 from headway.supervise.patience import Patience
+from headway.supervise.ranks import RankWatch
 
 
 class StopSignals:
@@ -103,10 +104,12 @@ class Attempt:
     def __init__(self, watch: Watch, segment: int, process: TrainerProcess):
         self._watch, self._segment, self._process = watch, segment, process
         self._tails = [RecordTail(watch.run.steps_file(segment))]
-        self._tails += [RecordTail(watch.run.stalls_file(segment, rank)) for rank in range(1, world_of(watch.run, segment))]
+        world = world_of(watch.run, segment)
+        self._tails += [RecordTail(watch.run.stalls_file(segment, rank)) for rank in range(1, world)]
+        self._ranks, self._verdict = RankWatch(watch, segment, world), dict[str, Any]()
         self._end_state: str | None = None
         self._forced, self._deadline_ns, self._killed = "", 0, False
-        self._limit_seconds = 0.0
+        self._silent_seconds = 0.0
         watch.patience.begin(watch.now_ns())
 
     def follow(self) -> AttemptEnd:
@@ -114,6 +117,7 @@ class Attempt:
         try:
             while (status := self._process.poll()) is None:
                 self._take_rows()
+                self._ranks.look()
                 self._decide()
                 self._watch.pause()
             self._take_rows()
@@ -122,6 +126,7 @@ class Attempt:
             raise
         finally:
             self._process.close()
+            self._ranks.close()
         return self._ended(status)
 
     def _take_rows(self) -> None:
@@ -140,9 +145,10 @@ class Attempt:
             self._end("lease lost", min(options.grace_seconds, options.ttl_seconds / 4))
         elif watch.stop.count and not self._forced:
             self._end("stop", watch.patience.grace_seconds(options.grace_seconds))
-        elif not self._forced and watch.patience.is_over(watch.now_ns()):
-            self._limit_seconds = watch.patience.limit_seconds  # as it stands now: rows that come later teach longer ones
-            watch.record("hang", segment=self._segment, last_progress_boot_ns=watch.patience.last_progress_ns)
+        elif not self._forced and (watch.patience.is_over(watch.now_ns()) or self._ranks.is_stopped()):
+            silent_ns = watch.now_ns() - watch.patience.last_progress_ns
+            self._silent_seconds, self._verdict = silent_ns / 1e9, self._ranks.why()
+            watch.record("hang", segment=self._segment, last_progress_boot_ns=watch.patience.last_progress_ns, **self._verdict)
             self._end("hang", min(options.grace_seconds, options.hang_grace_seconds))
         elif self._forced and not self._killed and (watch.now_ns() >= self._deadline_ns or watch.stop.count > 1):
             self._killed = True
@@ -170,6 +176,8 @@ class Attempt:
 
     @property
     def _rank(self) -> int | None:
+        if self._forced == "hang" and "rank" in self._verdict:
+            return int(self._verdict["rank"])
         return self._process.failed if isinstance(self._process, LocalRanks) else None
 
     def _words(self, code: int | None, number: int | None) -> str:
@@ -178,7 +186,7 @@ class Attempt:
         words = {
             "": status,
             "stop": f"asked to stop by {self._watch.stop.name}, {status}",
-            "hang": f"no progress for {self._limit_seconds:.0f} s, {status}",
+            "hang": f"no progress for {self._silent_seconds:.0f} s, {self._verdict.get('verdict') or status}",
             "lease lost": f"the lease was lost, {status}",
         }[self._forced]
         if code == 0 and self._end_state is None:

@@ -87,7 +87,10 @@ def supervise(
             events = EventLog(run, lease.epoch, clock)
             show(events.opened)
             patience = Patience(
-                floor_seconds=options.hang_floor_seconds, factor=options.hang_factor, generous_seconds=options.startup_seconds
+                floor_seconds=options.hang_floor_seconds,
+                factor=options.hang_factor,
+                generous_seconds=options.startup_seconds,
+                hard_seconds=options.hard_seconds,
             )
             watch = Watch(
                 run=run, options=options, clock=clock, lease=lease, events=events, stop=stop, patience=patience, show=show
