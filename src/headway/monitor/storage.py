@@ -27,7 +27,7 @@ class SlowSave:
 
 
 def slow_saves(rows: list[dict]) -> list[SlowSave]:
-    """The newest saves took ``SAVE_FACTOR`` times as long as usual, ``SAVES_IN_A_ROW`` times; slow ones are no part of the usual."""
+    """The newest saves took ``SAVE_FACTOR`` times as long as usual, ``SAVES_IN_A_ROW`` times; those are no part of it."""
     found: list[SlowSave] = []
     usual: list[float] = []
     slow = 0

@@ -6,7 +6,7 @@ r"""How long no progress is no hang: learned per phase from what this run has sh
 Progress is a new whole row of the trainer, or a rank whose heartbeat moved on (``rundir/heartbeats.py``), both received by the
 supervisor's own clock. The heartbeats say in which phases the ranks are: the most patient of them counts, since the others
 wait for it. A phase that this run has never ended has its hard limit alone: a first save or evaluation may take far longer
-than any step (F2). A ``stall`` row is no progress, but it names a cause that may pass: from it on the hard limit counts, from
+than any step (F2), and so has the end, in which writers finish. A ``stall`` row is no progress, but it names a cause that may pass: from it on the hard limit counts, from
 the last progress (D12).
 
 Trainers without heartbeats: nothing announces a save or an evaluation, so until both were seen the generous limit stays.
@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from headway.rundir.heartbeats import COMPILE, DATA, END, EVALUATION, INIT, RECORD, RESTORE, SAVE, STEP
+from headway.rundir.heartbeats import COMPILE, DATA, EVALUATION, INIT, RECORD, RESTORE, SAVE, STEP
 
 _TELLING = {"step", "save", "evaluation"}
 _GRACE_FACTOR = 2.0
@@ -29,10 +29,9 @@ _ROWS: dict[str, frozenset[str]] = {
     RECORD: frozenset({"step", "delivery"}),
     EVALUATION: frozenset({"evaluation", "sample"}),
     SAVE: frozenset({"snapshot", "save", "save_skipped", "waiting"}),
-    END: frozenset({"snapshot", "save", "end"}),
 }
 """Rows by the phase that they close."""
-_PROOF = {STEP: "step", DATA: "step", RECORD: "step", EVALUATION: "evaluation", SAVE: "save", END: "save"}
+_PROOF = {STEP: "step", DATA: "step", RECORD: "step", EVALUATION: "evaluation", SAVE: "save"}
 """The row without which a phase has never ended in this run."""
 
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from headway.rundir.heartbeats import COMPILE, DATA, INIT, PHASES, RESTORE, STEP, Beat
+from headway.rundir.heartbeats import COMPILE, DATA, END, INIT, PHASES, RESTORE, STEP, Beat
 from headway.supervise.facts import GONE, STOPPED, Facts
 
 SILENT_NS = 10 * 10**9
@@ -26,6 +26,7 @@ IN_PYTHON = "in Python"
 FROZEN = "outside Python"
 NEVER_CAME = "not started"
 LOST = "gone"
+DONE = "done"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,6 +104,7 @@ def _behind(ranks: tuple[Standing, ...]) -> tuple[Standing, ...]:
     for where in (LOST, STANDS, NEVER_CAME):
         if found := tuple(at for at in ranks if at.where == where):
             return found
+    ranks = tuple(at for at in ranks if at.where != DONE) or ranks
     least = min(at.position for at in ranks)
     last = tuple(at for at in ranks if at.position == least)
     busy = tuple(at for at in last if at.waits_ns is None)
@@ -126,7 +128,8 @@ def _standing(beat: Beat, facts: Facts | None, newest: Mapping[str, int]) -> Sta
     if not beat.who:
         return Standing(**place, where=NEVER_CAME, words="it has no heartbeat: it has not begun, or stands at its imports")
     if facts is not None and facts.state == GONE:
-        return Standing(**place, where=LOST, words=f"its process has ended; {last}")
+        done = beat.phase == END
+        return Standing(**place, where=DONE if done else LOST, words=f"its process has ended; {last}")
     if facts is not None and facts.state == STOPPED:
         return Standing(**place, where=STANDS, words=f"its process is stopped (state T, as by SIGSTOP); {last}")
     silent_ns = newest.get(beat.who["boot_id"], 0) - pulse.get("at_ns", 0)
