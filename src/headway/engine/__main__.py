@@ -69,6 +69,8 @@ def _parser() -> argparse.ArgumentParser:
     prove.add_argument("request", type=Path)
     dryrun = verbs.add_parser("dryrun", help="one rank's step at its real size, without the others and without values")
     dryrun.add_argument("request", type=Path)
+    doctor = verbs.add_parser("doctor", help="known-answer products on every device and in every number format")
+    doctor.add_argument("--seconds", type=float, default=4.0)
     verbs.add_parser("bench-input", help="measure whether input or step limits a run: a request on standard input")
     return parser
 
@@ -177,6 +179,13 @@ def _bench_input(options: argparse.Namespace) -> int:
     return 0
 
 
+def _doctor(options: argparse.Namespace) -> int:
+    from headway.evaluate.known_answers import known_answers
+
+    print(json.dumps(known_answers(options.seconds)))
+    return 0
+
+
 def _unexpected(error: BaseException) -> HeadwayError:
     """In the words of Python."""
     return RunError(f"{type(error).__name__}: {error}", "", "the log of that rank has the traceback")
@@ -210,6 +219,7 @@ VERBS = {
     "prove": _prove,
     "dryrun": _dryrun,
     "bench-input": _bench_input,
+    "doctor": _doctor,
 }
 
 if __name__ == "__main__":

@@ -6,8 +6,8 @@ r"""How long no progress is no hang: learned per phase from what this run has sh
 Progress is a new whole row of the trainer, or a rank whose heartbeat moved on (``rundir/heartbeats.py``), both received by the
 supervisor's own clock. The heartbeats say in which phases the ranks are: the most patient of them counts, since the others
 wait for it. A phase that this run has never ended has its hard limit alone: a first save or evaluation may take far longer
-than any step (F2), and so has the end, in which writers finish. A ``stall`` row is no progress, but it names a cause that may pass: from it on the hard limit counts, from
-the last progress (D12).
+than any step (F2); so has the end, in which writers finish. A ``stall`` row is no progress, but it names a cause that may pass:
+from it on the hard limit counts, from the last progress (D12).
 
 Trainers without heartbeats: nothing announces a save or an evaluation, so until both were seen the generous limit stays.
 """
