@@ -1,4 +1,4 @@
-"""Faults of one rank among several, with real processes: found within the limit, the rank named, its place told, the run goes on."""
+"""Faults of one rank among several, with real processes: found within the limit, named with its place, and the run goes on."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ pytestmark = pytest.mark.e2e
 
 FLOAT32 = ("precision.compute=float32",)
 FSDP2, PAIRS = {"default": {"dp_shard": 2}}, {"default": {"dp_shard": 2, "tp": 2}}
-LIMITS = {phase: 8.0 for phase in ("data", "step", "record", "evaluation", "save")}
+LIMITS = dict.fromkeys(("data", "step", "record", "evaluation", "save"), 8.0)
 SHORT = {"hang_floor_seconds": 6.0, "hang_grace_seconds": 0.5, "hard_seconds": LIMITS, "beat_seconds": 0.25}
 
 

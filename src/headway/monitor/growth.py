@@ -4,8 +4,9 @@ A leak is a trend, not a level: caches fill in the beginning and then stand stil
 ``LEAST_POINTS`` blocks, the first few left out,
 
     the pairs of blocks rise far more often than by chance (Mann 1945, Kendall: |z| > 5), and
-    every third of the time holds more than the one before, the last rise being at least half the first, and
-    the line (Theil 1950, Sen 1968: median of the slopes of all pairs) has grown by 5 % and by 64 MiB.
+    every third of the time holds more than the one before, by rises of about the same size, and
+    the line (Theil 1950, Sen 1968: median of the slopes of all pairs) has grown by 5 % and by 64 MiB, and
+    it has lasted for a twentieth of the time that it leaves: nobody can tell a leak of days from a cache in a minute.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ from headway.monitor.blocks import Block
 
 WARM_UP_BLOCKS, LEAST_POINTS, MOST_POINTS = 4, 24, 96
 LEAST_Z, LEAST_SHARE, LEAST_BYTES = 5.0, 0.05, 64 * 2**20
-STEADY = 0.5
+STEADY = (0.5, 2.5)
+LEAST_PART, LEAST_SECONDS = 0.05, 3600.0
+"""Of the time left that the trend must have lasted; and where that is unknown, how long."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +67,7 @@ def slope_of(points: Sequence[tuple[int, int]]) -> float | None:
     grown = slope * float(steps[-1] - steps[0])
     thirds = [median(held[n * part // 3 : n * (part + 1) // 3].tolist()) for part in range(3)]
     early, late = thirds[1] - thirds[0], thirds[2] - thirds[1]
-    steady = early > 0 and late >= STEADY * early
+    steady = early > 0 and STEADY[0] * early <= late <= STEADY[1] * early
     return slope if z > LEAST_Z and steady and grown >= max(LEAST_BYTES, LEAST_SHARE * held[0]) else None
 
 
@@ -76,10 +79,14 @@ class MemoryGrowth:
         self._points: list[list[tuple[int, int]]] = [[] for _ in room]
         self._named: set[int] = set()
         self._blocks, self._every = 0, 1
+        self._seconds, self._steps = 0.0, 0
 
     def take(self, block: Block) -> list[Growth]:
         self._blocks += 1
-        if self._blocks <= WARM_UP_BLOCKS or self._blocks % self._every:
+        if self._blocks <= WARM_UP_BLOCKS:
+            return []
+        self._seconds, self._steps = self._seconds + block.seconds, self._steps + block.steps
+        if self._blocks % self._every:
             return []
         for points, rss in zip(self._points, block.rss, strict=True):
             points.append((block.last, rss))
@@ -92,9 +99,11 @@ class MemoryGrowth:
         points = self._points[rank]
         if rank in self._named or (slope := slope_of(points)) is None:
             return None
-        self._named.add(rank)
-        per_second = slope * block.steps / block.seconds
+        per_second = slope * self._steps / self._seconds
         left = (self._room[rank] - points[-1][1]) / per_second if self._room[rank] else inf
+        if self._seconds < (LEAST_SECONDS if left == inf else LEAST_PART * left):
+            return None
+        self._named.add(rank)
         return Growth(
             rank=rank,
             step=block.last,

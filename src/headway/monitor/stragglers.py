@@ -9,8 +9,9 @@ the excess x = log(own work / peers' work) over what noise may be (Page 1954; th
                                                        and five blocks in a row above DRIFT, with a median of at least LEAST
 
 p is the chance of a false alarm, one in a million blocks over all ranks together; sigma is the noise of x, measured from the
-blocks themselves: deviations from the rank's own median, robust (MAD), the larger of the rank's own and the typical one, made
-larger where neighbouring blocks resemble each other (lag-1 correlation). So a noisy machine is judged later, not wrongly.
+blocks themselves, sixteen at least: deviations from the rank's own median, robust (MAD), the larger of the rank's own and the
+typical one, made larger where neighbouring blocks resemble each other (lag-1 correlation) and where they are few. So a noisy
+machine is judged later, not wrongly.
 
 How long it takes (``delay_blocks``): a rank 6 % slow among four is named after 5 blocks where sigma is 2 % or less (40 steps, or
 5 s where steps are shorter than 1/8 s), after 9 where it is 3 %; twice as slow: after 3.
@@ -31,7 +32,7 @@ RATIO, RATIO_BLOCKS = 2.0, 3
 DRIFT, LEAST, LEAST_BLOCKS = 0.025, 0.035, 5
 FALSE_BLOCKS = 1e6
 SIGMA_FLOOR, CAP = 0.005, 0.1
-HISTORY, LEARN_BLOCKS = 64, 4
+HISTORY, LEARN_BLOCKS = 64, 16
 _MAD = 1.4826
 
 
@@ -51,10 +52,10 @@ class Straggler:
 
     def words(self, host: str = "") -> str:
         where = f" on {host}" if host else ""
-        how = f"{1 + self.slow:.1f} times" if self.slow >= 1 else f"{self.slow:.1%} more than"
+        how = f"{1 + self.slow:.1f} times" if self.rule == "ratio" else f"{self.slow:.1%} longer than"
         found = "" if self.rule == "ratio" else f" (noise {self.sigma:.1%})"
         return (
-            f"rank {self.rank}{where} is slow: it works {how} its peers' time per step since step {self.since_step}{found}, "
+            f"rank {self.rank}{where} is slow: it works {how} its peers in a step since step {self.since_step}{found}, "
             f"{self.work_ns / 1e6:.1f} ms against {self.peers_ns / 1e6:.1f} ms; all others wait for it"
         )
 
@@ -112,6 +113,7 @@ class Stragglers:
             return None
         mean = median(rank.stretch) if rank.stretch else 0.0
         changed = rank.sum > threshold(sigma, len(self._ranks)) and mean >= LEAST and rank.above >= LEAST_BLOCKS
+        changed = changed and len(rank.excess) >= LEARN_BLOCKS
         twice = rank.slow_blocks >= RATIO_BLOCKS
         if not (twice or changed):
             return None
@@ -153,4 +155,5 @@ def _noise(excess: deque[float]) -> float:
     if spread == 0.0:
         return step
     alike = min(0.9, max(0.0, 1 - (step / spread) ** 2))
-    return spread * sqrt((1 + alike) / (1 - alike))
+    longer = (1 + alike) / (1 - alike)
+    return spread * sqrt(longer) * (1 + 2 * longer / len(values))  # of few independent values a spread comes out too small
