@@ -50,8 +50,8 @@ class Block:
 class Blocks:
     """``peers``: by rank, a name of the group that it is compared with."""
 
-    def __init__(self, peers: Sequence[int], *, steps: int = BLOCK_STEPS, seconds: float = BLOCK_SECONDS):
-        self._peers, self._steps, self._seconds = peers, steps, seconds
+    def __init__(self, peers: Sequence[int]):
+        self._peers = peers
         self._others = [[at for at, name in enumerate(peers) if name == peers[rank] and at != rank] for rank in range(len(peers))]
         self._open: dict[int, dict[int, dict]] = {}
         self._whole: list[list[dict]] = []
@@ -68,7 +68,7 @@ class Blocks:
             by_rank = self._open.pop(step)
             if not any(row.get("first") for row in by_rank.values()):
                 self._whole.append([by_rank[rank] for rank in range(len(self._peers))])
-            if len(self._whole) >= self._steps and self._passed() >= self._seconds:
+            if len(self._whole) >= BLOCK_STEPS and self._passed() >= BLOCK_SECONDS:
                 found.append(self._close())
         for step in sorted(self._open)[:-MOST_OPEN]:
             del self._open[step]

@@ -9,9 +9,9 @@ the excess x = log(own work / peers' work) over what noise may be (Page 1954; th
                                                        and five blocks in a row above DRIFT, with a median of at least LEAST
 
 p is the chance of a false alarm, one in a million blocks over all ranks together; sigma is the noise of x, measured from the
-blocks themselves, sixteen at least: deviations from the rank's own median, robust (MAD), the larger of the rank's own and the
-typical one, made larger where neighbouring blocks resemble each other (lag-1 correlation) and where they are few. So a noisy
-machine is judged later, not wrongly.
+blocks before the sum left zero and from those since (apart, where either are enough): deviations from their median, robust (MAD),
+the larger of the rank's own and the typical one, made larger where neighbouring blocks resemble each other (lag-1 correlation)
+and where they are few. So a noisy machine is judged later, not wrongly. From the 24th block on.
 
 How long it takes (``delay_blocks``): a rank 6 % slow among four is named after 5 blocks where sigma is 2 % or less (40 steps, or
 5 s where steps are shorter than 1/8 s), after 9 where it is 3 %; twice as slow: after 3.
@@ -32,7 +32,7 @@ RATIO, RATIO_BLOCKS = 2.0, 3
 DRIFT, LEAST, LEAST_BLOCKS = 0.025, 0.035, 5
 FALSE_BLOCKS = 1e6
 SIGMA_FLOOR, CAP = 0.005, 0.1
-HISTORY, LEARN_BLOCKS = 64, 16
+HISTORY, LEARN_BLOCKS = 128, 24
 _MAD = 1.4826
 
 
@@ -77,6 +77,22 @@ class _Rank:
     below: int = 0  # the same, below
     named: bool = False
 
+    def take(self, x: float, block: Block) -> None:
+        if not self.named:
+            self.excess.append(x)
+        if not self.stretch:
+            self.since_step = block.first
+        self.sum = max(0.0, self.sum + min(x, CAP) - DRIFT)
+        self.stretch = [*self.stretch, x][-HISTORY:] if self.sum else []
+        self.slow_blocks = self.slow_blocks + 1 if x >= log(RATIO) else 0
+        self.above, self.below = (self.above + 1, 0) if x > DRIFT else (0, self.below + 1)
+        if self.named and self.below >= LEAST_BLOCKS:
+            self.named, self.sum, self.stretch = False, 0.0, []
+
+    @property
+    def is_suspect(self) -> bool:
+        return not self.named and (self.slow_blocks >= RATIO_BLOCKS or self.above >= LEAST_BLOCKS)
+
 
 class Stragglers:
     """Fed with block after block; a rank is named once, and again only after it was as fast as the others."""
@@ -88,29 +104,12 @@ class Stragglers:
         if len(self._ranks) < 2:
             return []
         for rank, x in zip(self._ranks, block.excess, strict=True):
-            if not rank.named:
-                rank.excess.append(x)
-        noises = [_noise(rank.excess) for rank in self._ranks]
-        sigmas = [max(SIGMA_FLOOR, median(noises), noise) for noise in noises]
-        for rank, x, sigma in zip(self._ranks, block.excess, sigmas, strict=True):
-            self._sum_up(rank, x, block, sigma)
-        found = [self._judge(place, block, sigma) for place, sigma in enumerate(sigmas)]
-        return [straggler for straggler in found if straggler is not None]
+            rank.take(x, block)
+        suspects = [place for place, rank in enumerate(self._ranks) if rank.is_suspect]
+        return [found for place in suspects if (found := self._judge(place, block)) is not None]
 
-    def _sum_up(self, rank: _Rank, x: float, block: Block, sigma: float) -> None:
-        if not rank.stretch:
-            rank.since_step = block.first
-        rank.sum = max(0.0, rank.sum + min(x, max(CAP, 3 * sigma)) - DRIFT)
-        rank.stretch = [*rank.stretch, x][-HISTORY:] if rank.sum else []
-        rank.slow_blocks = rank.slow_blocks + 1 if x >= log(RATIO) else 0
-        rank.above, rank.below = (rank.above + 1, 0) if x > DRIFT else (0, rank.below + 1)
-        if rank.named and rank.below >= LEAST_BLOCKS:
-            rank.named, rank.sum, rank.stretch = False, 0.0, []
-
-    def _judge(self, place: int, block: Block, sigma: float) -> Straggler | None:
-        rank = self._ranks[place]
-        if rank.named:
-            return None
+    def _judge(self, place: int, block: Block) -> Straggler | None:
+        rank, sigma = self._ranks[place], self._sigma(place)
         mean = median(rank.stretch) if rank.stretch else 0.0
         changed = rank.sum > threshold(sigma, len(self._ranks)) and mean >= LEAST and rank.above >= LEAST_BLOCKS
         changed = changed and len(rank.excess) >= LEARN_BLOCKS
@@ -130,6 +129,18 @@ class Stragglers:
             peers_ns=round(block.work_ns[place] / exp(block.excess[place])),
         )
 
+    def _sigma(self, place: int) -> float:
+        """Noise that the shift of rank ``place`` is no part of."""
+        length = len(self._ranks[place].stretch)
+        noises = [max(map(_noise, _apart(list(rank.excess), length))) for rank in self._ranks]
+        return max(SIGMA_FLOOR, median(noises), noises[place])
+
+
+def _apart(excess: list[float], stretch: int) -> list[list[float]]:
+    """The blocks before the stretch and those of it, each where they are enough; else all."""
+    parts = (excess[: len(excess) - stretch], excess[len(excess) - stretch :])
+    return [part for part in parts if len(part) >= LEARN_BLOCKS] or [excess]
+
 
 def threshold(sigma: float, ranks: int) -> float:
     """Of the sum: where the odds for a shift of 2 x DRIFT against none reach one in a million blocks, over all ranks."""
@@ -144,11 +155,10 @@ def delay_blocks(slow: float, sigma: float, ranks: int) -> int:
     return max(LEAST_BLOCKS, ceil(threshold(max(sigma, SIGMA_FLOOR), ranks) / (x - DRIFT)))
 
 
-def _noise(excess: deque[float]) -> float:
+def _noise(values: list[float]) -> float:
     """Robust standard deviation, of independent blocks: correlation makes sums of blocks noisier than their spread says."""
-    if len(excess) < LEARN_BLOCKS:
+    if len(values) < LEARN_BLOCKS:
         return 0.0
-    values = list(excess)
     middle = median(values)
     spread = _MAD * median(abs(x - middle) for x in values)
     step = _MAD * median(abs(b - a) for a, b in pairwise(values)) / sqrt(2)
@@ -156,4 +166,4 @@ def _noise(excess: deque[float]) -> float:
         return step
     alike = min(0.9, max(0.0, 1 - (step / spread) ** 2))
     longer = (1 + alike) / (1 - alike)
-    return spread * sqrt(longer) * (1 + 2 * longer / len(values))  # of few independent values a spread comes out too small
+    return spread * sqrt(longer) * (1 + 3 * longer / len(values))  # of few independent values a spread comes out too small

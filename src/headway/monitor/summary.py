@@ -98,7 +98,7 @@ def summarise(run: RunDirectory, clock: Clock | None = None) -> RunSummary:
         checkpoint_step=max(last_save.get("step", 0), restored.restored_step if restored else 0),
         checkpoints=tuple(list_checkpoints(run, chain)),
         late_records=tuple(history.late),
-        findings=tuple(find_alarms(kept, [*(e for e in events if e["kind"] == "checkpoint_rejected"), *refusals(run)])),
+        findings=tuple(find_alarms(kept, [*(e for e in events if e["kind"] == "checkpoint_rejected"), *refusals(run)], events)),
         delivery=delivery(kept),
         ledger=build_ledger(events, steps, chain, schedule, _damaged(history, read)),
     )

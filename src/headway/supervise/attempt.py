@@ -194,4 +194,6 @@ class Attempt:
         if self._killed and self._forced == "stop":
             words += " (it did not end within the grace time: the last committed checkpoint stands)"
         detail = cause(self._watch.run, self._segment, self._rank or 0) if code else ""
+        if number == signal.SIGKILL and not self._forced:
+            detail = self._ranks.memory_words(self._rank or 0)
         return f"{words}: {detail}" if detail else words

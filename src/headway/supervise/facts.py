@@ -54,6 +54,12 @@ def state_of(pid: int, ticks: int | None) -> str:
     return GONE if stat is None or ticks not in (None, stat.start_ticks) else stat.state
 
 
+def memory_kills() -> int:
+    """How many processes the kernel of this machine has ended since boot because memory ran out; 0 where nobody counts."""
+    line = next((line for line in _text("/proc/vmstat").splitlines() if line.startswith("oom_kill ")), "oom_kill 0")
+    return int(line.split()[1])
+
+
 def _call(pid: int) -> str:
     words, machine = _text(f"/proc/{pid}/syscall").split(), platform.machine()
     with contextlib.suppress(ValueError, IndexError, OSError):

@@ -243,7 +243,7 @@ def _through_loopback(size: int, seconds: float) -> tuple[str, str, float, float
 
 
 def clock(seconds: float) -> Check:
-    """Realtime and the monotonic clock against the boot clock over ``seconds``, core by core, and whether something keeps time."""
+    """Realtime and the monotonic clock against the boot clock over ``seconds``, core by core; whether something keeps time."""
     cores, before = sorted(os.sched_getaffinity(0)), _both_clocks()
     backwards, last = 0, time.monotonic_ns()
     began, mine = time.monotonic(), os.sched_getaffinity(0)

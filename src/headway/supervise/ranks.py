@@ -12,9 +12,10 @@ import signal
 import socket
 from typing import TYPE_CHECKING, Any
 
+from headway.base.units import format_bytes
 from headway.rundir.heartbeats import Beat, BeatReader, beat_file
 from headway.rundir.processes import is_alive
-from headway.supervise.facts import STOPPED, Facts, facts_of, state_of
+from headway.supervise.facts import STOPPED, Facts, facts_of, memory_kills, state_of
 from headway.supervise.launcher import log_of
 from headway.supervise.sentinel import Sentinel
 from headway.supervise.verdict import Verdict, judge
@@ -35,7 +36,7 @@ class RankWatch:
         self._sentinel = sentinel or Sentinel(watch, segment, world)
         self._moves: dict[int, int] = {}
         self._stopped_since_ns: dict[int, int] = {}
-        self._next_ns = 0
+        self._next_ns, self._memory_kills = 0, memory_kills()
 
     @property
     def beats(self) -> dict[int, Beat]:
@@ -74,6 +75,17 @@ class RankWatch:
         verdict = judge(self.beats, self._facts(), self._world)
         stacks = self._stacks(verdict)
         return verdict.fields() | ({"stacks": stacks} if stacks else {})
+
+    def memory_words(self, rank: int) -> str:
+        """Why a SIGKILL that nobody here sent may have come; empty: the kernel ended no process for memory meanwhile."""
+        killed = memory_kills() - self._memory_kills
+        if killed <= 0:
+            return ""
+        held = self.beats[rank].pulse.get("rss", 0) if rank in self.beats else 0
+        last = f", that rank last held {format_bytes(held)}" if held else ""
+        return (
+            f"the kernel ran out of memory and ended {killed} process{'es' if killed > 1 else ''} on this machine meanwhile{last}"
+        )
 
     def _local(self, beats: dict[int, Beat]) -> dict[int, tuple[int, int | None]]:
         """Processes of this machine, and of this boot of it."""
