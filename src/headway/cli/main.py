@@ -30,6 +30,7 @@ VERBS: dict[str, str] = {
     "report": "headway.cli.report:report",
     "prove": "headway.cli.prove:prove",
     "dryrun": "headway.cli.dryrun:dryrun",
+    "doctor": "headway.cli.doctor:doctor",
     "demo": "headway.cli.demo:demo",
 }
 """Verb -> where its function stands; its docstring is its help. Those of ``GROUPS`` have verbs of their own."""

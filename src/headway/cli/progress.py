@@ -210,7 +210,13 @@ class Progress:
         return [f"- waiting up to {record['seconds']:.0f} s: an earlier supervisor ({who}) may still own this run"]
 
     def _on_hang(self, record: Record) -> list[str]:
-        return [f"- ALARM: no progress in segment {record['segment']}: its trainer is taken to hang and is stopped"]
+        why = f": {record['verdict']}" if record.get("verdict") else ""
+        return [f"- ALARM: no progress in segment {record['segment']}: its trainer is taken to hang and is stopped{why}"]
+
+    def _on_straggler(self, record: Record) -> list[str]:
+        return [f"- ALARM: {record['text']}"]
+
+    _on_memory_growth = _on_slow_data = _on_straggler
 
     def _on_exit(self, record: Record) -> list[str]:
         trainer, at = f"the trainer of segment {record['segment']}", f"after step {self.last_step}"

@@ -73,6 +73,8 @@ def _parser() -> argparse.ArgumentParser:
     store.add_argument("--address", required=True)
     store.add_argument("--port", type=int, required=True)
     store.add_argument("--descriptor", type=int, required=True, help="of the listening socket")
+    doctor = verbs.add_parser("doctor", help="known-answer products on every device and in every number format")
+    doctor.add_argument("--seconds", type=float, default=4.0)
     verbs.add_parser("bench-input", help="measure whether input or step limits a run: a request on standard input")
     return parser
 
@@ -188,6 +190,13 @@ def _store(options: argparse.Namespace) -> int:
     return 0
 
 
+def _doctor(options: argparse.Namespace) -> int:
+    from headway.evaluate.known_answers import known_answers
+
+    print(json.dumps(known_answers(options.seconds)))
+    return 0
+
+
 def _unexpected(error: BaseException) -> HeadwayError:
     """In the words of Python."""
     return RunError(f"{type(error).__name__}: {error}", "", "the log of that rank has the traceback")
@@ -222,6 +231,7 @@ VERBS = {
     "dryrun": _dryrun,
     "bench-input": _bench_input,
     "store": _store,
+    "doctor": _doctor,
 }
 
 if __name__ == "__main__":

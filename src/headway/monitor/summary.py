@@ -101,7 +101,7 @@ def summarise(run: RunDirectory, clock: Clock | None = None) -> RunSummary:
         checkpoint_step=max(last_save.get("step", 0), restored.restored_step if restored else 0),
         checkpoints=tuple(list_checkpoints(run, chain)),
         late_records=tuple(history.late),
-        findings=tuple(find_alarms(kept, [*(e for e in events if e["kind"] == "checkpoint_rejected"), *refusals(run)])),
+        findings=tuple(find_alarms(kept, [*(e for e in events if e["kind"] == "checkpoint_rejected"), *refusals(run)], events)),
         delivery=delivery(kept),
         interval=interval_report(events, steps, deployment_of(run, segments)),
         ledger=build_ledger(events, steps, chain, schedule, damaged_words(history, read), segments),

@@ -265,6 +265,9 @@ def _long_enough_to_renew(seconds: float) -> float:
     return seconds
 
 
+Phase = Literal["init", "restore", "compile", "data", "step", "record", "evaluation", "save", "end"]
+
+
 class Supervise(Section):
     """How a run is watched and restarted."""
 
@@ -273,6 +276,11 @@ class Supervise(Section):
         "a lease whose counter stood still this long is free, duration, at least 1s", 15.0
     )
     hang_floor: Annotated[Seconds, Field(gt=0)] = said("no progress for less than this is never a hang, duration", 120.0)
+    limits: dict[Phase, Annotated[Seconds, Field(gt=0)]] = said(
+        "most time without progress by phase (init, restore, compile, data, step, record, evaluation, save, end), duration each; "
+        "30min where none is stated. A phase that this run has ended before has a limit learned from it, if that is less",
+        {},
+    )
     grace: Annotated[Seconds, Field(gt=0)] = said(
         "least time between the termination signal and the kill, duration; twice the longest step and save seen, if that is more",
         30.0,

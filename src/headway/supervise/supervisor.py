@@ -89,7 +89,10 @@ def supervise(
             events = EventLog(run, lease.epoch, clock)
             show(events.opened)
             patience = Patience(
-                floor_seconds=options.hang_floor_seconds, factor=options.hang_factor, generous_seconds=options.startup_seconds
+                floor_seconds=options.hang_floor_seconds,
+                factor=options.hang_factor,
+                generous_seconds=options.startup_seconds,
+                hard_seconds=options.hard_seconds,
             )
             watch = Watch(
                 run=run,

@@ -7,6 +7,7 @@ error, a damaged checkpoint a run error. The Spec is only checked here, never ch
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -28,8 +29,10 @@ from headway.data.stream import Stream, stream_digests
 from headway.data.tokenizer import Tokenizer
 from headway.parallel.group import Member
 from headway.parallel.mesh import Axes
+from headway.parallel.waits import watch_waits
 from headway.recipe.schedules import Schedule
 from headway.recipe.spec import Spec
+from headway.rundir.heartbeats import RESTORE, Heart
 from headway.rundir.layout import RunDirectory
 from headway.rundir.metrics import StepLog
 from headway.rundir.processes import start_ticks
@@ -94,10 +97,12 @@ class TrainRun:
     cadence: Cadence
     stop: Stop
     environment: dict[str, Any]
+    heart: Heart = field(default_factory=Heart)
     crew: Crew = ALONE
     place: Place | None = None  # of this rank among those that save
     until: int = 0  # the last step of this segment: of the run, or before another layout takes over
     phases_ns: dict[str, int] = field(default_factory=dict)  # of the start
+    unwatch: Callable[[], None] = lambda: None  # ends the timing of waits
     step: int = 0
     committed_step: int = 0  # of the newest checkpoint that is known to be committed
     ordinal: int = 0  # of the newest save along the chain, counted from 1; one that failed gives its number back
@@ -131,6 +136,8 @@ class TrainRun:
         if self._prefetcher is not None:
             self._prefetcher.close()
         self.reader.close()
+        self.unwatch()
+        self.heart.close()
 
 
 def set_up(
@@ -149,21 +156,27 @@ def set_up(
     torch.set_num_threads(policy.threads)
     environment = full_environment(str(axes))
     log = log_of(directory, segment_id, clock, member.rank if member else 0)
+    heart = Heart.start(directory, segment_id, member.rank if member else 0, member.world if member else 1)
     log.write("start", pid=os.getpid(), environment=environment, spec_digest=spec.digest())
 
     crew = join(member, axes, given_up=lambda: stop)
     phases.mark("group")
+    heart.tick()
+    unwatch = watch_waits(heart.blocked)
     reader, tokenizer = open_data(info["data"], spec, CacheOptions.of(deployment))
     stream = Stream.of_segment(spec, chain[-1])
     feed = Feed(stream, reader, schedule, policy.micro_batch_tokens, crew.replica)
     phases.mark("data")
     trainee = build_trainee(spec, crew.mesh, axes.recompute)
     phases.mark("model")
+    heart.tick()
     place = crew.place(directory, segment_id)
     saver, cadence = Saver(place, policy.saves, clock), Cadence(directory, deployment, clock, log)
     parts = (spec, policy, schedule, trainee, tokenizer, reader, feed, log, saver, cadence, Stop(stop, crew), environment)
     until = end_of_layout(chain[-1].restored_step, schedule, deployment)
-    run = TrainRun(directory, chain, clock, *parts, crew=crew, place=place, until=until, phases_ns=phases.ns)
+    run = TrainRun(
+        directory, chain, clock, *parts, heart=heart, crew=crew, place=place, until=until, phases_ns=phases.ns, unwatch=unwatch
+    )
     saver.on_wait = lambda: say_waiting(run)
     log.mark("init")
     restore(run)
@@ -204,6 +217,7 @@ def say_waiting(run: TrainRun) -> None:
     """A row while training waits for a writer: a long flush is no hang. When the run is to stop, the flush need not hold back."""
     if run.stop or run.stop.own:
         run.saver.hurry()
+    run.heart.tick()
     run.log.write("waiting", step=run.step, reason="an earlier snapshot is being written")
 
 
@@ -234,6 +248,7 @@ def restore(run: TrainRun) -> None:
     images = run.saver.images(name)
     if not images:
         run.saver.attach(run.trainee.saved_state())  # memory is filled while this one reads
+    run.heart.enter(RESTORE, run.step)
     began_ns = run.clock.stamp().boot_ns
     if name is not None:
         sources = Sources(
