@@ -261,6 +261,19 @@ def _long_enough_to_renew(seconds: float) -> float:
     return seconds
 
 
+class Corruption(Section):
+    """When results are checked for silent corruption. A finding ends the segment, and names rank, host and parameter."""
+
+    compare_every: WholeOrZero = said(
+        "steps between two comparisons of what several processes hold alike; before each save too; 0: none, neither then", 100
+    )
+    repeat_every: WholeOrZero = said(
+        "every n-th step is carried out again from the state before it, and compared bit by bit: about one step's time, and "
+        "memory of the host for weights and moments; 0: none",
+        400,
+    )
+
+
 class Supervise(Section):
     """How a run is watched and restarted."""
 
@@ -273,6 +286,7 @@ class Supervise(Section):
         "least time between the termination signal and the kill, duration; twice the longest step and save seen, if that is more",
         30.0,
     )
+    corruption: Corruption = said("checks for silent corruption", Corruption())
 
 
 class DataCache(Section):

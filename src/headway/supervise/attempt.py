@@ -22,6 +22,7 @@ from headway.rundir.layout import RunDirectory
 from headway.rundir.lease import Lease
 from headway.rundir.metrics import as_row
 from headway.supervise.causes import cause, status_words
+from headway.supervise.corruption import of_exit, record_location
 from headway.supervise.launcher import LocalRanks, TrainerProcess, world_of
 from headway.supervise.options import SuperviseOptions
 from headway.supervise.patience import Patience
@@ -133,6 +134,8 @@ class Attempt:
             if row["kind"] == "end":
                 self._end_state = row["state"]
             self._watch.show(row)
+            if row["kind"] == "located":
+                record_location(self._watch.run, row, self._watch.record)
 
     def _decide(self) -> None:
         watch, options = self._watch, self._watch.options
@@ -165,6 +168,7 @@ class Attempt:
         )
         fields = {"segment": end.segment, "code": code, "signal": number, "reason": end.reason}
         fields |= {"rank": end.rank} if end.rank is not None else {}
+        fields |= of_exit(self._watch.run, end.segment)
         self._watch.record("exit", **fields, last_progress_boot_ns=self._watch.patience.last_row_ns)
         return end
 
