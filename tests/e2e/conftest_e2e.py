@@ -142,7 +142,9 @@ class Bench:
 
     @staticmethod
     def deployment(
-        layouts: dict[str, dict[str, int]] | None = None, checkpoints: dict | None = None, corruption: dict[str, int] | None = None
+        layouts: dict[str, dict[str, int]] | None = None,
+        checkpoints: dict | None = None,
+        corruption: dict[str, int] | None = None,
     ) -> Deployment:
         """One thread per process, and as many processes as the layouts (stage -> axes) ask for."""
         worlds = {math.prod(axes.get(axis, 1) for axis in AXES) for axes in (layouts or {}).values()} or {1}

@@ -186,14 +186,12 @@ def _leave_error(options: argparse.Namespace, error: HeadwayError) -> None:
     """Leave the message where the supervisor looks for it. The rank that fails first is the cause: the others follow from it."""
     from headway.base.files import create_exclusive
 
-    found = error.facts if isinstance(error, SilentCorruption) else None
     directory = options.run / "segments" / f"{options.segment:04d}"
     with contextlib.suppress(HeadwayError):  # a full disk must not change the exit code; the log has the message too
         facts: dict[str, object] = {"refused": error.checkpoint} if isinstance(error, CheckpointRefused) else {}
         facts |= {"damage": error.damage} if isinstance(error, DamagedData) else {}
-        facts |= {"corruption": found} if found is not None else {}
-        named = None if found is None else found["rank"]
-        rank = {"rank": options.rank if named is None else named} if options.world > 1 else {}
+        facts |= {"corruption": error.facts} if isinstance(error, SilentCorruption) else {}
+        rank = {"rank": options.rank} if options.world > 1 else {}
         content = json.dumps(_described(error) | facts | rank, indent=1, ensure_ascii=False) + "\n"
         create_exclusive(directory / "error.json", content.encode())
 

@@ -268,9 +268,9 @@ class Corruption(Section):
         "steps between two comparisons of what several processes hold alike; before each save too; 0: none, neither then", 100
     )
     repeat_every: WholeOrZero = said(
-        "every n-th step is carried out again from the state before it, and compared bit by bit: about one step's time, and "
-        "memory of the host for weights and moments; 0: none",
-        400,
+        "every n-th step is carried out again from the state before it, and compared bit by bit: it takes the time of two to "
+        "four steps, and memory of the host for weights and moments; 0: none",
+        600,
     )
 
 

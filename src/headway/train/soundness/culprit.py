@@ -34,8 +34,8 @@ class Difference:
 def difference(notes: Notes, again: Notes) -> Difference:
     """``first`` None: they are the same, bit for bit.
 
-    The first run of a shape may have meetings of its own (a pipeline's ranks agree on it): then a rank's own tensors are compared,
-    and who met whom is not known.
+    The first run of a shape may have meetings of its own (a pipeline's ranks agree on it): then only a rank's own tensors are
+    compared, and who met whom is not known.
     """
     alike = [name for name, _ in notes] == [name for name, _ in again]
     if not alike:
