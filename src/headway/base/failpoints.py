@@ -13,6 +13,7 @@ import os
 import resource
 import signal
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -54,25 +55,35 @@ BUILD_POINTS = (
 """Every stage of a data build, in order. A build belongs to no run: its tests arm a drill of their own."""
 
 ALL = SAVE_POINTS + SNAPSHOT_POINTS + STEP_POINTS + EVALUATION_POINTS + BUILD_POINTS
-ACTIONS = ("kill", "disk_full", "quota", "io_error", "raise", "hang", "terminate", "sleep", "block", "memory", "slow")
+ACTIONS = ("kill", "disk_full", "quota", "io_error", "raise", "hang", "terminate", "sleep", "block", "memory", "slow", "flip")
 """``hang``: SIGSTOP. ``sleep``: in Python, for ever. ``block``: in a read that never returns. ``memory``: there is none left.
 ``slow``: from here on every step takes longer by ``share`` of its forward and backward passes."""
+FLIP_POINTS = ("step.begin", "step.gradients", "step.updated")
+"""Where memory is at hand: weights and moments, or at ``step.gradients`` the gradients."""
+
+Memory = Callable[[str], memoryview]
+"""The bytes of a tensor by its name, to be written to."""
 
 
 @dataclass(frozen=True)
 class Fault:
     """What happens where: ``action`` at failpoint ``point``, in step ``step`` (None: at the first pass), on rank ``rank``.
 
-    ``share``: of ``slow`` alone; 1.0 is twice as slow."""
+    ``share``: of ``slow`` alone; 1.0 is twice as slow. A flip turns bit ``bit`` of the memory of ``tensor`` on that rank, counted
+    from the first byte's lowest.
+    """
 
     point: str
     action: str
     step: int | None = None
     rank: int = 0
     share: float = 1.0
+    tensor: str = ""
+    bit: int = 0
 
     def key(self) -> str:
-        return f"{self.point}/{self.action}/{self.step}" + (f"/{self.rank}" if self.rank else "")
+        whose = f"/{self.rank}" if self.rank else ""
+        return f"{self.point}/{self.action}/{self.step}{whose}" + (f"/{self.tensor}/{self.bit}" if self.tensor else "")
 
 
 _armed: list[Fault] = []
@@ -92,16 +103,18 @@ def is_drill(run_directory: Path) -> bool:
 
 
 def parse_faults(entries: list[dict]) -> list[Fault]:
-    """Check a list of {point, action, step} and name the nearest way out for each unknown word."""
+    """Check a list of {point, action, step, rank, tensor, bit} and name the nearest way out for each unknown word."""
     faults = []
     for entry in entries:
-        fault = Fault(
-            entry.get("point", ""), entry.get("action", "kill"), entry.get("step"), entry.get("rank", 0), entry.get("share", 1.0)
-        )
+        where = {key: entry[key] for key in ("step", "rank", "share", "tensor", "bit") if key in entry}
+        fault = Fault(entry.get("point", ""), entry.get("action", "kill"), **where)
         if fault.point not in ALL:
             raise ConfigError(f"unknown failpoint {fault.point!r}", f"known: {', '.join(ALL)}")
         if fault.action not in ACTIONS:
             raise ConfigError(f"unknown fault {fault.action!r}", f"known: {', '.join(ACTIONS)}")
+        if fault.action == "flip" and (fault.point not in FLIP_POINTS or not fault.tensor):
+            rule = f"a flip names its tensor, and happens at one of {', '.join(FLIP_POINTS)}"
+            raise ConfigError(f"no bit can be flipped at {fault.point} in {fault.tensor!r}", rule)
         faults.append(fault)
     return faults
 
@@ -141,8 +154,8 @@ def disarm() -> None:
         _fired = None
 
 
-def hit(point: str, step: int) -> None:
-    """Pass the failpoint ``point`` in step ``step``; costs two truth tests when nothing is armed."""
+def hit(point: str, step: int, memory: Memory | None = None) -> None:
+    """Pass the failpoint ``point`` in step ``step``; costs two truth tests when nothing is armed. ``memory``: what may flip."""
     if _slow_share:
         _slow_down(point)
     if not _armed:
@@ -153,11 +166,14 @@ def hit(point: str, step: int) -> None:
             _armed.remove(fault)
             assert _fired is not None
             _fired.append({"fault": fault.key(), "step": step})
-            _act(fault)
+            _act(fault, memory)
 
 
-def _act(fault: Fault) -> None:
+def _act(fault: Fault, memory: Memory | None) -> None:
     global _slow_share, _step_began
+    if fault.action == "flip":
+        assert memory is not None, fault.point
+        memory(fault.tensor)[fault.bit // 8] ^= 1 << fault.bit % 8
     if fault.action == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
         time.sleep(60)  # the signal is asynchronous: never run on past it

@@ -234,6 +234,9 @@ class Progress:
         where = f"{record['shard']}, block {record['block']}"
         return [f"- ALARM: {record['tokens']:,} tokens of {record['source']} ({where}) are damaged: the run goes on without them"]
 
+    def _on_corruption(self, record: Record) -> list[str]:
+        return [f"- ALARM: silent corruption: {record['reason']}"]
+
     def _on_mixture(self, record: Record) -> list[str]:
         weights = ", ".join(f"{name} {weight:g}" for name, weight in record["weights"].items())
         stage = self.schedule.spec.stages[record["stage"]].name

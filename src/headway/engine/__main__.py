@@ -11,7 +11,7 @@ import traceback
 from dataclasses import asdict
 from pathlib import Path
 
-from headway.base.errors import CheckpointRefused, DamagedData, HeadwayError, RunError
+from headway.base.errors import CheckpointRefused, DamagedData, HeadwayError, RunError, SilentCorruption
 from headway.base.owner import end_with
 
 
@@ -210,6 +210,7 @@ def _leave_error(options: argparse.Namespace, error: HeadwayError) -> None:
     with contextlib.suppress(HeadwayError):  # a full disk must not change the exit code; the log has the message too
         facts: dict[str, object] = {"refused": error.checkpoint} if isinstance(error, CheckpointRefused) else {}
         facts |= {"damage": error.damage} if isinstance(error, DamagedData) else {}
+        facts |= {"corruption": error.facts} if isinstance(error, SilentCorruption) else {}
         rank = {"rank": options.rank} if options.world > 1 else {}
         content = json.dumps(_described(error) | facts | rank, indent=1, ensure_ascii=False) + "\n"
         create_exclusive(directory / "error.json", content.encode())

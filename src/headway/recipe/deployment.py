@@ -268,6 +268,19 @@ def _long_enough_to_renew(seconds: float) -> float:
 Phase = Literal["init", "restore", "compile", "data", "step", "record", "evaluation", "save", "end"]
 
 
+class Corruption(Section):
+    """When results are checked for silent corruption. A finding ends the segment, and names rank, host and parameter."""
+
+    compare_every: WholeOrZero = said(
+        "steps between two comparisons of what several processes hold alike; before each save too; 0: none, neither then", 100
+    )
+    repeat_every: WholeOrZero = said(
+        "every n-th step is carried out again from the state before it, and compared bit by bit: it takes the time of two to "
+        "four steps, and memory of the host for weights and moments; 0: none",
+        600,
+    )
+
+
 class Supervise(Section):
     """How a run is watched and restarted."""
 
@@ -290,6 +303,7 @@ class Supervise(Section):
         '["scontrol", "requeue", "{SLURM_JOB_ID}"]; empty: none',
         (),
     )
+    corruption: Corruption = said("checks for silent corruption", Corruption())
 
 
 class Fleet(Section):

@@ -39,6 +39,7 @@ _FIELDS: dict[str, dict[str, type]] = {
     "exit": {"segment": int},
     "checkpoint_rejected": {"checkpoint": str, "reason": str},
     "quarantine": {"source": str, "token": int, "tokens": int},
+    "corruption": {"segment": int, "step": int, "reason": str},
     "mixture": {"stage": int, "first": int, "weights": dict, "reason": str},
     "pause": {"reason": str},
     "resume": {"reason": str},

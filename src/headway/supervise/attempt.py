@@ -23,6 +23,7 @@ from headway.rundir.lease import Lease
 from headway.rundir.metrics import as_row
 from headway.rundir.requests import Inbox, Request
 from headway.supervise.causes import cause, status_words
+from headway.supervise.corruption import of_exit, record_location
 from headway.supervise.launcher import LocalRanks, TrainerProcess, world_of
 from headway.supervise.options import SuperviseOptions
 from headway.supervise.patience import Patience
@@ -164,6 +165,8 @@ class Attempt:
                 self._end_state = row["state"]
             self._saved = self._saved or row["kind"] == "save"
             self._watch.show(row)
+            if row["kind"] == "located":
+                record_location(self._watch.run, row, self._watch.record)
 
     def _decide(self) -> None:
         watch, options = self._watch, self._watch.options
@@ -201,6 +204,7 @@ class Attempt:
         )
         fields = {"segment": end.segment, "code": code, "signal": number, "reason": end.reason}
         fields |= {"rank": end.rank} if end.rank is not None else {}
+        fields |= of_exit(self._watch.run, end.segment)
         self._watch.record("exit", **fields, last_progress_boot_ns=self._watch.patience.last_row_ns)
         return end
 

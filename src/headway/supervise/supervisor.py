@@ -44,6 +44,7 @@ from headway.store.mirror.mirror import Mirror
 from headway.store.writer.client import end_writers
 from headway.supervise.attempt import PAUSE, REGROUP, Attempt, AttemptEnd, StopSignals, Watch
 from headway.supervise.causes import error_of, error_words, log_tail
+from headway.supervise.corruption import record_finding
 from headway.supervise.fleet import Fleet, FleetOptions, described
 from headway.supervise.launcher import Launcher, ProcessLauncher, engine_command
 from headway.supervise.options import Outcome, SuperviseOptions
@@ -355,6 +356,7 @@ class _Supervisor:
 
     def _judge(self, end: AttemptEnd) -> Outcome | None:
         error = error_of(self._watch.run, end.segment) or {}
+        record_finding(self._watch.run, end.segment, self._watch.record)
         if isinstance(error.get("refused"), str):
             self._refused[error["refused"]] = f"the trainer could not load it: {error_words(error)}"
         too_much = ""

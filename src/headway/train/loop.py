@@ -26,7 +26,7 @@ from headway.rundir.processes import peak_bytes
 from headway.store.writer.outcomes import COMMITTED, FAILED
 from headway.train.sample import prompt_ids
 from headway.train.setup import TrainRun, cursor
-from headway.train.step import StepResult, must_stop, train_step
+from headway.train.step import StepResult, must_stop
 
 DELIVERY_STEPS = 200
 """Between two records of how the input came."""
@@ -41,12 +41,13 @@ def train(run: TrainRun) -> str:
         batch, waited_ns = run.batches().get(run.step)
         run.log.mark("data_stall")
         run.heart.enter(COMPILE if is_new_shape(run) else STEP, run.step)
-        result = train_step(run.trainee, batch, run.schedule.rate(run.step), lambda: bool(run.stop.own))
+        result = run.sound.step(batch, run.schedule.rate(run.step), lambda: bool(run.stop.own))
         run.step += 1
         run.heart.stepped(run.step, waited_ns)
         run.stop.agreed(result.wish)
         record(run, result, waited_ns, batch.targets)
         run.cadence.step_done()
+        run.sound.after(run.step, result.own)
         hear(run, run.saver.poll())
         run.skipped = 0 if result.applied or ends_soundly(run, result) else run.skipped + 1
         if must_stop(run.spec.stability, run.skipped) or (run.skipped and run.step == run.until):
@@ -210,6 +211,7 @@ def save(run: TrainRun) -> None:
     """
     if run.skipped:
         return run.cadence.left_out()
+    run.sound.compare(run.step)
     run.heart.enter(SAVE, run.step)
     refuse_sick_state(run)
     state = {
@@ -220,6 +222,7 @@ def save(run: TrainRun) -> None:
         "ordinal": run.ordinal + 1,
         "environment": run.environment,
         "spec_digest": run.spec.digest(),
+        "checked": run.sound.stated(),
     }
     try:
         snapshot = run.saver.save(run.step, run.trainee.saved_state(), state)

@@ -42,6 +42,7 @@ from headway.train.cadence import Cadence
 from headway.train.crew import ALONE, Crew, Unwritten, join
 from headway.train.environment import differences, full_environment
 from headway.train.feed import Feed, StepBatch
+from headway.train.soundness.check import CheckPolicy, Soundness
 from headway.train.stop import Stop, StopRequest
 from headway.train.trainee import Trainee, build_trainee
 
@@ -58,6 +59,7 @@ class TrainPolicy:
     micro_batch_tokens: int
     saves: SavePolicy
     state_digest_every: int
+    checks: CheckPolicy
 
     @staticmethod
     def of(deployment: dict[str, Any]) -> TrainPolicy:
@@ -67,6 +69,7 @@ class TrainPolicy:
             micro_batch_tokens=deployment["micro_batch"],
             saves=save_policy(checkpoints),
             state_digest_every=deployment["state_digest_every"],
+            checks=CheckPolicy.of(deployment),
         )
 
 
@@ -95,6 +98,7 @@ class TrainRun:
     log: StepLog
     saver: Saver
     cadence: Cadence
+    sound: Soundness
     stop: Stop
     environment: dict[str, Any]
     heart: Heart = field(default_factory=Heart)
@@ -172,7 +176,8 @@ def set_up(
     heart.tick()
     place = crew.place(directory, segment_id)
     saver, cadence = Saver(place, policy.saves, clock), Cadence(directory, deployment, clock, log)
-    parts = (spec, policy, schedule, trainee, tokenizer, reader, feed, log, saver, cadence, Stop(stop, crew), environment)
+    sound = Soundness(policy.checks, trainee, crew, log)
+    parts = (spec, policy, schedule, trainee, tokenizer, reader, feed, log, saver, cadence, sound, Stop(stop, crew), environment)
     until = end_of_layout(chain[-1].restored_step, schedule, deployment)
     run = TrainRun(
         directory, chain, clock, *parts, heart=heart, crew=crew, place=place, until=until, phases_ns=phases.ns, unwatch=unwatch
@@ -244,7 +249,7 @@ def open_data(where: str | Path, spec: Spec, cache: CacheOptions | None = None) 
 
 def restore(run: TrainRun) -> None:
     """Load exactly the checkpoint that the segment names; nothing else is ever tried here."""
-    name, changed, from_memory = run.segment.checkpoint, [], False
+    name, changed, from_memory, checked = run.segment.checkpoint, [], False, {}
     images = run.saver.images(name)
     if not images:
         run.saver.attach(run.trainee.saved_state())  # memory is filled while this one reads
@@ -261,7 +266,7 @@ def restore(run: TrainRun) -> None:
         run.committed_step, run.ordinal = manifest.step, manifest.state.get("ordinal", 0)
         run.trainee.optimizer.restore_step(run.trainee.updates)
         run.trainee.compute.refresh()
-        changed = differences(manifest.state["environment"], run.environment)
+        changed, checked = differences(manifest.state["environment"], run.environment), manifest.state.get("checked", {})
     if images:
         run.saver.attach(run.trainee.saved_state())  # the memory just read is the one that the next snapshot goes into
     run.saver.prepare()
@@ -277,6 +282,7 @@ def restore(run: TrainRun) -> None:
         phases_ns=run.phases_ns,
     )
     run.cadence.begin(run.step)
+    run.sound.begin(run.directory, run.segment, run.step, checked)
 
 
 def check_cursor(run: TrainRun, manifest: Manifest) -> None:
