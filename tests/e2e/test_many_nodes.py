@@ -47,7 +47,7 @@ def gate(tmp_path) -> Path:
 
 def fleet(*hosts: str, gate: Path | None = None, **options) -> dict:
     start = [str(gate), "{host}"] if gate else []
-    return {"hosts": list(hosts), "start": start, "silence": "5s", "rejoin": "500ms", "patience": "20s"} | options
+    return {"hosts": list(hosts), "start": start, "silence": "5s", "rejoin": "500ms", "patience": "20s", "check": False} | options
 
 
 def take_down(gate: Path, host: str) -> None:
@@ -115,7 +115,7 @@ def assert_each_sequence_was_trained_once(run, other) -> None:
 
 
 def test_two_nodes_train_what_two_ranks_of_one_machine_do(bench, undisturbed, tmp_path):
-    run = bench.run(tmp_path / "run", overrides=FLOAT32, layouts=TWO, fleet=fleet("n0", "n1"))
+    run = bench.run(tmp_path / "run", overrides=FLOAT32, layouts=TWO, fleet=fleet("n0", "n1", check=True, patience="120s"))
     outcome = bench.go(run)
     assert outcome.state == "complete", outcome
     assert layouts(run) == [(2, ["n0", "n1"])]
@@ -217,5 +217,27 @@ def test_F6_a_supervisor_that_is_killed_leaves_no_node_behind(bench, undisturbed
     owner.wait()
     outcome = bench.go(run, ttl_seconds=2.0)
     assert outcome.state == "complete", outcome
+    assert trace(run) == trace(undisturbed)
+    assert_nobody_is_left(run)
+
+
+def test_a_node_lost_during_a_save_and_again_while_its_successor_restores(bench, undisturbed, tmp_path):
+    """What was committed stands, and two losses within a moment cost no more than one."""
+    run = bench.run(tmp_path / "run", overrides=FLOAT32, layouts=TWO, fleet=fleet("n0", "n1", "s0"))
+    losses = iter(["snapshot", "start"])
+    wanted = [next(losses)]
+
+    class Struck(Chaos):
+        def __call__(self, record: dict) -> None:
+            super().__call__(record)
+            if wanted and record["kind"] == wanted[0] and record.get("step", 8) >= 8:
+                wanted[:] = [kind for kind in [next(losses, None)] if kind]
+                self.kill_agent(self.launch["ranks"][1]["node"])
+
+    outcome = bench.go(run, on_record=Struck())
+    assert (outcome.state, outcome.attempts) == ("complete", 3), outcome
+    assert not wanted
+    restored = [segment.restored_step for segment in read_segments(run)]
+    assert restored == sorted(restored), "committed state never shrinks"
     assert trace(run) == trace(undisturbed)
     assert_nobody_is_left(run)

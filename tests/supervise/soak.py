@@ -145,6 +145,7 @@ def fleet_run(root: Path, gate: Path, rejoin_seconds: float) -> RunDirectory:
                 "evict_after": 10**6,
                 "silence": "5s",
                 "patience": "10s",
+                "check": False,
                 "rejoin": f"{max(1, round(rejoin_seconds * 1e3))}ms",
             },
         }

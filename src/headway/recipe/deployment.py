@@ -326,6 +326,7 @@ class Fleet(Section):
     rejoin: Annotated[Seconds, Field(gt=0)] = said("between two tries to reach a lost machine, duration", 60.0)
     silence: Annotated[Seconds, Field(ge=2)] = said("without a word of a machine's agent, which speaks every second: lost", 10.0)
     patience: Annotated[Seconds, Field(gt=0)] = said("for the first word of an agent, duration", 60.0)
+    check: bool = said("a machine joins when it has passed the quick check of headway doctor", True)
 
 
 class DataCache(Section):

@@ -20,6 +20,7 @@ from typing import Any
 from headway.base.errors import EnvironmentFault
 from headway.rundir.layout import RunDirectory
 from headway.rundir.segments import layout_of, read_segments
+from headway.supervise.corruption import ENOUGH
 from headway.supervise.launcher import LocalRanks, engine_command, first_error_of
 from headway.supervise.meeting import Meeting
 from headway.supervise.nodes import Node, NodeOptions, NodeRank
@@ -57,7 +58,10 @@ class FleetOptions:
         if not section.get("hosts"):
             return None
         options = NodeOptions(
-            start=tuple(section["start"]), silence_seconds=section["silence"], hello_seconds=section["patience"]
+            start=tuple(section["start"]),
+            silence_seconds=section["silence"],
+            hello_seconds=section["patience"],
+            check=section["check"],
         )
         return FleetOptions(
             hosts=tuple(section["hosts"]),
@@ -167,7 +171,10 @@ class Fleet:
     def _answers(self, host: _Host) -> bool:
         if host.out or host.node is None:
             return False
-        if not self._is_alive(host) or host.node.hello is None:
+        if not self._is_alive(host) or host.node.hello is None or host.node.unfit is None:
+            return False
+        if host.node.unfit:
+            self.evict(host.name, f"it failed its check: {host.node.unfit}")
             return False
         if host.absent:
             host.absent = ""
@@ -192,7 +199,7 @@ class Fleet:
             return
         host.tried = now if host.node is not None else 0.0
         try:
-            host.node = Node(host.name, self.options.node, self._run.root / "fleet" / f"{host.name}.log")
+            host.node = Node(host.name, self.options.node, self._run.root)
         except EnvironmentFault as fault:
             self._tell("node", host=host.name, state="lost", reason=str(fault))
 
@@ -282,6 +289,21 @@ class Fleet:
         if len(host.faults) >= self.options.evict_after:
             self.evict(name, f"{len(host.faults)} faults began there, the last: {reason}")
         return bool(host.out)
+
+    def weigh_corruption(self, events: list[dict[str, Any]]) -> bool:
+        """Findings of silent corruption that name a rank count against its node, and two evict it. Whether one was evicted."""
+        layouts = {segment.id: segment.layout for segment in read_segments(self._run)}
+        named: dict[str, set[int]] = {}
+        for event in events:
+            layout = layouts.get(event.get("segment", 0), {})
+            if event["kind"] == "corruption" and event.get("rank") is not None and "hosts" in layout:
+                named.setdefault(layout["hosts"][event["rank"] // layout["per_node"]], set()).add(event["segment"])
+        bad = [
+            name for name, found in named.items() if len(found) >= ENOUGH and name in self._hosts and not self._hosts[name].out
+        ]
+        for name in bad:
+            self.evict(name, f"silent corruption was found on it in {len(named[name])} segments")
+        return bool(bad)
 
     def evict(self, name: str, reason: str) -> None:
         """It is not used again by this owner."""

@@ -363,7 +363,9 @@ class _Supervisor:
         if isinstance(error.get("damage"), dict) and self._quarantines_damage():
             too_much = self._too_much(error["damage"])
             self._damage = None if too_much else error["damage"]
-        self._excused = self._fleet is not None and self._fleet.judge(end.rank if not end.forced else None, end.code, end.reason)
+        if self._fleet is not None:
+            self._excused = self._fleet.judge(end.rank if not end.forced else None, end.code, end.reason)
+            self._excused |= self._fleet.weigh_corruption(read_events(self._watch.run))
         if end.forced == "lease lost":
             return self._lost()
         if end.end_state == "complete":
