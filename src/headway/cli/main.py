@@ -24,10 +24,13 @@ VERBS: dict[str, str] = {
     "status": "headway.cli.status:status",
     "goodput": "headway.cli.goodput:goodput",
     "resume": "headway.cli.run:resume",
+    "pause": "headway.cli.stop:pause",
+    "stop": "headway.cli.stop:stop",
     "sample": "headway.cli.sample:sample",
     "report": "headway.cli.report:report",
     "prove": "headway.cli.prove:prove",
     "dryrun": "headway.cli.dryrun:dryrun",
+    "doctor": "headway.cli.doctor:doctor",
     "demo": "headway.cli.demo:demo",
 }
 """Verb -> where its function stands; its docstring is its help. Those of ``GROUPS`` have verbs of their own."""

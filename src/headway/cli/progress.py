@@ -210,7 +210,13 @@ class Progress:
         return [f"- waiting up to {record['seconds']:.0f} s: an earlier supervisor ({who}) may still own this run"]
 
     def _on_hang(self, record: Record) -> list[str]:
-        return [f"- ALARM: no progress in segment {record['segment']}: its trainer is taken to hang and is stopped"]
+        why = f": {record['verdict']}" if record.get("verdict") else ""
+        return [f"- ALARM: no progress in segment {record['segment']}: its trainer is taken to hang and is stopped{why}"]
+
+    def _on_straggler(self, record: Record) -> list[str]:
+        return [f"- ALARM: {record['text']}"]
+
+    _on_memory_growth = _on_slow_data = _on_straggler
 
     def _on_exit(self, record: Record) -> list[str]:
         trainer, at = f"the trainer of segment {record['segment']}", f"after step {self.last_step}"
@@ -228,10 +234,26 @@ class Progress:
         where = f"{record['shard']}, block {record['block']}"
         return [f"- ALARM: {record['tokens']:,} tokens of {record['source']} ({where}) are damaged: the run goes on without them"]
 
+    def _on_corruption(self, record: Record) -> list[str]:
+        return [f"- ALARM: silent corruption: {record['reason']}"]
+
     def _on_mixture(self, record: Record) -> list[str]:
         weights = ", ".join(f"{name} {weight:g}" for name, weight in record["weights"].items())
         stage = self.schedule.spec.stages[record["stage"]].name
         return [f"- mixture of stage {stage} from sequence {record['first']:,} on: {weights}: {record['reason']}"]
+
+    def _on_node(self, record: Record) -> list[str]:
+        alarm = "" if record["state"] == "back" else "ALARM: "
+        return [f"- {alarm}node {record['host']} is {record['state']}: {record['reason']}"]
+
+    def _on_pause(self, record: Record) -> list[str]:
+        return [f"- paused: {record['reason']}; go on with headway resume"]
+
+    def _on_resume(self, record: Record) -> list[str]:
+        return [f"- {record['reason']}"] if record["reason"] else []
+
+    def _on_requeue(self, record: Record) -> list[str]:
+        return [f"- {' '.join(record['command'])}: {record['came']}"]
 
     def _on_finish(self, record: Record) -> list[str]:
         reason = f": {record['reason']}" if record.get("reason") else ""

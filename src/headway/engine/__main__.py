@@ -11,7 +11,7 @@ import traceback
 from dataclasses import asdict
 from pathlib import Path
 
-from headway.base.errors import CheckpointRefused, DamagedData, HeadwayError, RunError
+from headway.base.errors import CheckpointRefused, DamagedData, HeadwayError, RunError, SilentCorruption
 from headway.base.owner import end_with
 
 
@@ -40,7 +40,7 @@ def _parser() -> argparse.ArgumentParser:
     train.add_argument("--segment", type=int, required=True)
     train.add_argument("--rank", type=int, default=0)
     train.add_argument("--world", type=int, default=1, help="processes of this segment")
-    train.add_argument("--meeting", default=None, help="file through which they find each other")
+    train.add_argument("--meeting", default=None, help="file, or tcp://address:port/name, through which they find each other")
     sample = verbs.add_parser("sample", help="decode prompts with a checkpoint of a run")
     sample.add_argument("run", type=Path)
     sample.add_argument("--checkpoint", default=None, help="name under checkpoints/; default: the newest that verifies")
@@ -69,6 +69,12 @@ def _parser() -> argparse.ArgumentParser:
     prove.add_argument("request", type=Path)
     dryrun = verbs.add_parser("dryrun", help="one rank's step at its real size, without the others and without values")
     dryrun.add_argument("request", type=Path)
+    store = verbs.add_parser("store", help="serve the store through which ranks of several nodes meet, until standard input ends")
+    store.add_argument("--address", required=True)
+    store.add_argument("--port", type=int, required=True)
+    store.add_argument("--descriptor", type=int, required=True, help="of the listening socket")
+    doctor = verbs.add_parser("doctor", help="known-answer products on every device and in every number format")
+    doctor.add_argument("--seconds", type=float, default=4.0)
     verbs.add_parser("bench-input", help="measure whether input or step limits a run: a request on standard input")
     return parser
 
@@ -177,6 +183,20 @@ def _bench_input(options: argparse.Namespace) -> int:
     return 0
 
 
+def _store(options: argparse.Namespace) -> int:
+    from headway.parallel.group import serve_store
+
+    serve_store(options.address, options.port, options.descriptor)
+    return 0
+
+
+def _doctor(options: argparse.Namespace) -> int:
+    from headway.evaluate.known_answers import known_answers
+
+    print(json.dumps(known_answers(options.seconds)))
+    return 0
+
+
 def _unexpected(error: BaseException) -> HeadwayError:
     """In the words of Python."""
     return RunError(f"{type(error).__name__}: {error}", "", "the log of that rank has the traceback")
@@ -190,6 +210,7 @@ def _leave_error(options: argparse.Namespace, error: HeadwayError) -> None:
     with contextlib.suppress(HeadwayError):  # a full disk must not change the exit code; the log has the message too
         facts: dict[str, object] = {"refused": error.checkpoint} if isinstance(error, CheckpointRefused) else {}
         facts |= {"damage": error.damage} if isinstance(error, DamagedData) else {}
+        facts |= {"corruption": error.facts} if isinstance(error, SilentCorruption) else {}
         rank = {"rank": options.rank} if options.world > 1 else {}
         content = json.dumps(_described(error) | facts | rank, indent=1, ensure_ascii=False) + "\n"
         create_exclusive(directory / "error.json", content.encode())
@@ -210,6 +231,8 @@ VERBS = {
     "prove": _prove,
     "dryrun": _dryrun,
     "bench-input": _bench_input,
+    "store": _store,
+    "doctor": _doctor,
 }
 
 if __name__ == "__main__":

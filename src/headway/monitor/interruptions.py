@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from headway.base.errors import EXIT_CONFIG
 
-PASSED_OVER = ("checkpoint_rejected", "quarantine", "mixture")
+PASSED_OVER = ("checkpoint_rejected", "quarantine", "mixture", "corruption")
 """Events that say what is left out, between an exit and what follows from it."""
 
 

@@ -25,7 +25,7 @@ ALARM_STEPS = 64
 
 @dataclass(frozen=True, kw_only=True)
 class RunSummary:
-    """``state``: created, running, complete, stopped, failed, crashed (its owner died), orphan (and its trainer still runs)."""
+    """``state``: created, running, paused, complete, stopped, failed, crashed (its owner died), orphan (its trainer runs on)."""
 
     name: str
     state: str
@@ -101,7 +101,7 @@ def summarise(run: RunDirectory, clock: Clock | None = None) -> RunSummary:
         checkpoint_step=max(last_save.get("step", 0), restored.restored_step if restored else 0),
         checkpoints=tuple(list_checkpoints(run, chain)),
         late_records=tuple(history.late),
-        findings=tuple(find_alarms(kept, [*(e for e in events if e["kind"] == "checkpoint_rejected"), *refusals(run)])),
+        findings=tuple(find_alarms(kept, [*(e for e in events if e["kind"] == "checkpoint_rejected"), *refusals(run)], events)),
         delivery=delivery(kept),
         interval=interval_report(events, steps, deployment_of(run, segments)),
         ledger=build_ledger(events, steps, chain, schedule, damaged_words(history, read), segments),
@@ -121,7 +121,7 @@ def _last(rows: list[dict], kind: str) -> dict:
 def _state(view: LeaseView, history: EventChain, segments: list[Segment], clock: Clock) -> tuple[str, str]:
     events = history.chain
     if view.state == "held":
-        return "running", ""
+        return ("paused", events[-1]["reason"]) if events and events[-1]["kind"] == "pause" else ("running", "")
     if not events and not segments and not history.damaged_lines:
         return "created", "it was never started"
     if not events:

@@ -14,12 +14,14 @@ from pydantic import AfterValidator, Field
 from pydantic_core import PydanticCustomError
 
 from headway.base import units
+from headway.base.urls import secret_in
 from headway.recipe.chips import Chip, known_chip
 from headway.recipe.fields import (
     AS_RESOLVED,
     Bytes,
     BytesPerSecond,
     FlopsPerSecond,
+    HostName,
     Listed,
     Name,
     Seconds,
@@ -202,6 +204,8 @@ class AdaptiveInterval(Section):
 
 
 def _some_url(text: str) -> str:
+    if problem := secret_in(text, "mirror"):  # said before run.json has it
+        raise PydanticCustomError("quantity", "{seen}", {"seen": problem.seen, "rule": f"{problem.rule}; {problem.way_out}"})
     if "://" not in text and not text.startswith("/"):
         rule = "a URL such as s3://bucket/runs or file:///shared/runs, or an absolute path"
         raise PydanticCustomError("quantity", "{seen}", {"seen": f"{text!r} names no second place", "rule": rule})
@@ -261,6 +265,22 @@ def _long_enough_to_renew(seconds: float) -> float:
     return seconds
 
 
+Phase = Literal["init", "restore", "compile", "data", "step", "record", "evaluation", "save", "end"]
+
+
+class Corruption(Section):
+    """When results are checked for silent corruption. A finding ends the segment, and names rank, host and parameter."""
+
+    compare_every: WholeOrZero = said(
+        "steps between two comparisons of what several processes hold alike; before each save too; 0: none, neither then", 100
+    )
+    repeat_every: WholeOrZero = said(
+        "every n-th step is carried out again from the state before it, and compared bit by bit: it takes the time of two to "
+        "four steps, and memory of the host for weights and moments; 0: none",
+        600,
+    )
+
+
 class Supervise(Section):
     """How a run is watched and restarted."""
 
@@ -269,10 +289,44 @@ class Supervise(Section):
         "a lease whose counter stood still this long is free, duration, at least 1s", 15.0
     )
     hang_floor: Annotated[Seconds, Field(gt=0)] = said("no progress for less than this is never a hang, duration", 120.0)
+    limits: dict[Phase, Annotated[Seconds, Field(gt=0)]] = said(
+        "most time without progress by phase (init, restore, compile, data, step, record, evaluation, save, end), duration each; "
+        "30min where none is stated. A phase that this run has ended before has a limit learned from it, if that is less",
+        {},
+    )
     grace: Annotated[Seconds, Field(gt=0)] = said(
         "least time between the termination signal and the kill, duration; twice the longest step and save seen, if that is more",
         30.0,
     )
+    requeue: Listed[Annotated[str, Field(min_length=1)]] = said(
+        "command to run when a signal stopped the run before its end, {NAME} a variable of the environment: "
+        '["scontrol", "requeue", "{SLURM_JOB_ID}"]; empty: none',
+        (),
+    )
+    corruption: Corruption = said("checks for silent corruption", Corruption())
+
+
+class Fleet(Section):
+    """The machines of a run on several, each with an agent that the supervisor starts; ranks meet in a store beside it."""
+
+    hosts: Listed[HostName] = said(
+        "names of the machines, as start knows them: the first nodes of them train, the others are hot stand-by", ()
+    )
+    start: Listed[Annotated[str, Field(min_length=1)]] | None = said(
+        'command that runs another on a machine, {host} its name: ["ssh", "{host}"], ["srun", "-N1", "-w", "{host}"]; '
+        "[]: on this machine, for drills",
+        None,
+    )
+    python: str | None = said("interpreter on the machines; None: the path of this one", None)
+    address: str = said("address of the machine that runs headway, which all machines reach", "127.0.0.1")
+    least: Whole | None = said(
+        "machines to go on with when others are lost: fewer data-parallel replicas, the same batch and stream; None: wait", None
+    )
+    evict_after: Whole = said("faults that begin on a machine before the run goes on without it", 2)
+    rejoin: Annotated[Seconds, Field(gt=0)] = said("between two tries to reach a lost machine, duration", 60.0)
+    silence: Annotated[Seconds, Field(ge=2)] = said("without a word of a machine's agent, which speaks every second: lost", 10.0)
+    patience: Annotated[Seconds, Field(gt=0)] = said("for the first word of an agent, duration", 60.0)
+    check: bool = said("a machine joins when it has passed the quick check of headway doctor", True)
 
 
 class DataCache(Section):
@@ -310,6 +364,7 @@ class Deployment(Section):
     log: LogPolicy = said("what is shown", LogPolicy())
     state_digest_every: WholeOrZero = said("steps between two digests of the whole state in the records; 0: none", 0)
     supervise: Supervise = said("how the run is watched and restarted", Supervise())
+    fleet: Fleet = said("the machines, where there are several", Fleet())
     data_directory: str | None = said("where built data lies, a directory or a URL; None: beside the run directories", None)
     cache: DataCache = said("for data at a URL", DataCache())
     notes: Listed[str] = said("anything worth keeping beside the run", ())

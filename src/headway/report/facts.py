@@ -122,7 +122,7 @@ def gather(run: RunDirectory) -> RunFacts:
     kept = [record for facts, record in rows if facts.keeps(whole(record.get("step")))]
     rejected = [event for event in events if event.get("kind") == "checkpoint_rejected"]
     refused = (*rejected, *(attempt(lambda: refusals(run), "the record of refused checkpoints", run.root, missing) or ()))
-    findings = attempt(lambda: tuple(find_alarms(kept, refused)), "the alarms", run.root, missing)
+    findings = attempt(lambda: tuple(find_alarms(kept, refused, events)), "the alarms", run.root, missing)
     saves = gather_saves(rows, run)
     return RunFacts(
         root=run.root,

@@ -22,15 +22,28 @@ from headway.rundir.categories import Category, is_category
 from headway.rundir.layout import RunDirectory, epoch_of
 from headway.rundir.queued import queued_ns
 
-_CLOSES = {"hang": Category.HANG, "exit": Category.DETECTION_TO_STOP, "finish": Category.RECONFIGURE}
+_CLOSES = {
+    "hang": Category.HANG,
+    "exit": Category.DETECTION_TO_STOP,
+    "pause": Category.RECONFIGURE,
+    "resume": Category.PLANNED_PAUSE,
+    "finish": Category.RECONFIGURE,
+}
 _FIELDS: dict[str, dict[str, type]] = {
     "open": {"epoch": int},
     "launch": {"segment": int, "pid": int},
     "hang": {"segment": int},
+    "straggler": {"segment": int, "rank": int, "step": int, "text": str},
+    "memory_growth": {"segment": int, "rank": int, "step": int, "text": str},
+    "slow_data": {"segment": int, "rank": int, "step": int, "text": str},
     "exit": {"segment": int},
     "checkpoint_rejected": {"checkpoint": str, "reason": str},
     "quarantine": {"source": str, "token": int, "tokens": int},
+    "corruption": {"segment": int, "step": int, "reason": str},
     "mixture": {"stage": int, "first": int, "weights": dict, "reason": str},
+    "pause": {"reason": str},
+    "resume": {"reason": str},
+    "node": {"host": str, "state": str, "reason": str},
     "finish": {"state": str, "reason": str},
     "note": {"text": str},
 }

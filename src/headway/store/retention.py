@@ -1,8 +1,8 @@
 """Which checkpoints may go, and which stay.
 
     keep   newest verified (always), everything newer than it, the last ``keep_last`` down from it, every ``permanent_every``-th
-           of the history, the ``keep_best`` with the lowest held-out loss, those that a person keeps by name, the current
-           segment's unfinished saves; and evidence
+           of the history, the ``keep_best`` with the lowest held-out loss, those that a person keeps by name, the newest from
+           before the last step that was repeated and found sound, the current segment's unfinished saves; and evidence
     budget when what remains takes more than ``budget_bytes``: of the last ones too, oldest first, down to the newest verified
     delete see ``deletion``
 
@@ -162,7 +162,19 @@ def _lasting_reasons(stock: list[Holding], policy: Retention, losses: dict[int, 
         reasons[holding.name].append(f"held-out loss {losses[holding.info.step]:.4f}, among the best {policy.keep_best}")
     if generations:
         reasons[generations[-1].name].append(newest)
+    if sound := newest_sound(generations):
+        reasons[sound.name].append(f"the newest from before step {sound_until(generations)}, which was repeated and found sound")
     return reasons
+
+
+def sound_until(generations: list[Holding]) -> int:
+    """The last step that was repeated and found sound, as the newest manifest says; 0: none was, or none are repeated now."""
+    return generations[-1].checked if generations else 0
+
+
+def newest_sound(generations: list[Holding]) -> Holding | None:
+    """What a run goes on from when silent corruption is found next; None: from initial weights."""
+    return next((holding for holding in reversed(generations) if holding.info.step <= sound_until(generations)), None)
 
 
 def best_of(generations: list[Holding], losses: dict[int, float], keep: int) -> list[Holding]:
