@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiny_run import tiny_spec
 
+from headway.monitor.account import account_of
 from headway.monitor.ledger import Ledger, build_ledger
 from headway.recipe.schedules import Schedule
 from headway.rundir.categories import Category
@@ -215,3 +216,8 @@ def test_G1_rubbish_is_a_flag_never_a_wrong_sum(events, rows, skip, data):
     ]
     ledger = build_ledger(events, rows, chain, SCHEDULE, segments=chain)
     assert sum(ledger.categories.values()) == ledger.total_ns
+    deployment = {"accelerator": {"kind": "x", "peak_flops": 1e9}, "nodes": 3, "checkpoints": {"every_steps": 5}}
+    facts = {"events": events, "steps": rows, "segments": chain, "spec": SCHEDULE.spec}
+    account = account_of(ledger, name="x", **facts, stated=deployment, in_force=deployment)
+    assert account.capacity.total == 3 * ledger.total_ns
+    assert all(view.value is None or view.value >= 0 for view in account.views)

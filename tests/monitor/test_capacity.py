@@ -108,6 +108,8 @@ def test_what_is_asked_for_changes_only_by_a_person():
     assert [(one.there, one.asked) for one in devices_by_segment(automatic, ASKED).values()] == [(8, 8), (4, 8), (8, 8)]
     person = [segment(1, 8), segment(2, 4, "a person", small), segment(3, 4, deployment=small)]
     assert [(one.there, one.asked) for one in devices_by_segment(person, ASKED).values()] == [(8, 8), (4, 4), (4, 4)]
+    back = [segment(1, 4, "a person", small), segment(2, 8, "a person")]
+    assert [(one.there, one.asked) for one in devices_by_segment(back, ASKED).values()] == [(4, 4), (8, 8)]
 
 
 def test_nobody_holds_devices_in_a_pause():

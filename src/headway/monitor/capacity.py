@@ -114,8 +114,8 @@ def devices_by_segment(segments: Sequence[Segment], deployment: Mapping[str, Any
     """What is asked for changes only where a person says so: a segment that was written automatically may have fewer."""
     asked, found = _world(deployment), dict[int, Devices]()
     for segment in segments:
-        if segment.author != "automatic" and segment.deployment is not None:
-            asked = _world(segment.deployment)
+        if segment.author != "automatic":
+            asked = _world(segment.deployment or deployment)
         there = segment.layout.get("world", asked)
         there = there if type(there) is int and there > 0 else asked
         asked = max(asked, there)

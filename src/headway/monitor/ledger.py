@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 from headway.base.digests import digest_json
@@ -59,13 +60,13 @@ class Ledger:
     drift_ns: int  # realtime that passed minus total_ns: shown, never asserted
     details: dict[int, dict[str, int]]
 
-    @property
+    @cached_property
     def categories(self) -> dict[str, int]:
         """ns by category, largest first; categories without time are left out."""
-        sums: dict[str, int] = {}
+        sums: dict[Category, int] = {}
         for interval in self.intervals:
-            sums[interval.category.value] = sums.get(interval.category.value, 0) + interval.ns
-        return dict(sorted(sums.items(), key=lambda item: -item[1]))
+            sums[interval.category] = sums.get(interval.category, 0) + interval.ns
+        return {category.value: ns for category, ns in sorted(sums.items(), key=lambda item: -item[1])}
 
     @property
     def goodput(self) -> float:

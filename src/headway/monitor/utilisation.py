@@ -101,7 +101,8 @@ def utilisation(
     for convention in Convention:
         model = {stage.name: flops_per_token(spec.model, stage.sequence_length, convention) for stage in spec.stages}
         needed = sum(tokens * model[stage] for tokens, _, _, (stage, _) in work)
-        carried = sum(tokens * _hardware(spec, convention, *kind, deployment) for tokens, _, _, kind in work)
+        executed = {kind: _hardware(spec, convention, *kind, deployment) for kind in {kind for *_, kind in work}}
+        carried = sum(tokens * executed[kind] for tokens, _, _, kind in work)
         available = device_ns / 1e9 * peak.flops
         committed = _committed_flops(ledger.committed.steps, spec, model)
         over_all = capacity.total / 1e9 * peak.flops
