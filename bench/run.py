@@ -32,6 +32,7 @@ BENCHMARKS = (
     "model_family",
     "parallel",
     "checkpoint",
+    "supervise",
     "plan_accuracy",
     "plan_memory",
     "goodput",
