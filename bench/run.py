@@ -33,6 +33,7 @@ BENCHMARKS = (
     "parallel",
     "checkpoint",
     "supervise",
+    "recovery",
     "plan_accuracy",
     "plan_memory",
     "goodput",
