@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from conftest_e2e import events_of, trace
 
+from headway.monitor.summary import summarise
 from headway.rundir.metrics import read_chain_rows
 from headway.rundir.processes import is_alive
 from headway.rundir.segments import current_chain, read_segments
@@ -145,6 +146,8 @@ def test_F7_a_node_lost_for_good_leaves_fewer_and_is_taken_back_at_a_checkpoint(
     assert outcome.state == "complete", outcome
     assert layouts(run) == [(2, ["n0", "n1"]), (1, ["n0"]), (2, ["n0", "n1"])], states(run)
     assert "nodes are there again" in read_segments(run)[2].reason
+    seen = summarise(run).nodes
+    assert (seen.training, seen.wanted, seen.away) == (("n0", "n1"), 2, {})
     assert_each_sequence_was_trained_once(run, undisturbed)
     mine, theirs = trace(run).losses, trace(undisturbed).losses
     assert mine == pytest.approx(theirs, rel=1e-5)
@@ -241,3 +244,19 @@ def test_a_node_lost_during_a_save_and_again_while_its_successor_restores(bench,
     assert restored == sorted(restored), "committed state never shrinks"
     assert trace(run) == trace(undisturbed)
     assert_nobody_is_left(run)
+
+
+def test_the_store_may_die_at_any_moment(bench, undisturbed, tmp_path):
+    """Training needs it no more once ranks have met; the next meeting has a new one."""
+    run = bench.run(tmp_path / "run", overrides=FLOAT32, layouts=TWO, fleet=fleet("n0", "n1"))
+    outcome = bench.go(
+        run,
+        on_record=Chaos(
+            step6=lambda chaos: os.kill(chaos.launch["store"], signal.SIGKILL), step10=lambda chaos: chaos.kill_rank(1)
+        ),
+    )
+    assert (outcome.state, outcome.attempts) == ("complete", 2), outcome
+    first, second = told(run, "launch")
+    assert first["store"] != second["store"]
+    assert trace(run) == trace(undisturbed)
+    assert not is_alive(second["store"], None), "it ends with its owner"

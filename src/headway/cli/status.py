@@ -88,6 +88,8 @@ def lines(summary: Any) -> Iterator[str]:
         yield f"interval    {interval_words(summary.interval)}"
     if summary.segment is not None:
         yield f"segment     {summary.segment}, {summary.restarts} restart{'' if summary.restarts == 1 else 's'}"
+    if summary.nodes is not None:
+        yield from node_lines(summary.nodes)
     if summary.owner_alive:
         yield f"supervisor  alive: {', '.join(f'{key} {value}' for key, value in summary.owner.items())}"
     yield from time_lines(summary.ledger)
@@ -95,6 +97,14 @@ def lines(summary: Any) -> Iterator[str]:
     for finding in summary.findings:
         yield f"{'ALARM' if finding in summary.alarms else 'noted'} at step {finding.step}: {finding.message}"
     yield from (f"note: {flag}" for flag in summary.ledger.flags)
+
+
+def node_lines(nodes: Any) -> Iterator[str]:
+    """Which train, and what became of the others."""
+    fewer = f", {nodes.wanted} are wanted" if len(nodes.training) < nodes.wanted else ""
+    yield f"nodes       {len(nodes.training)} train: {', '.join(nodes.training)}{fewer}"
+    for host, why in nodes.away.items():
+        yield f"{'':<11} {host} is {why}"
 
 
 def input_lines(delivery: Any) -> Iterator[str]:

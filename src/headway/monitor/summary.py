@@ -10,6 +10,7 @@ from headway.monitor.alarms import Finding, find_alarms
 from headway.monitor.delivery import Delivery, delivery
 from headway.monitor.interval_view import IntervalReport, interval_report
 from headway.monitor.ledger import Ledger, build_ledger
+from headway.monitor.nodes import Nodes, nodes_of
 from headway.recipe.schedules import Schedule
 from headway.rundir.events import EventChain, read_event_chain, unfinished_launch
 from headway.rundir.layout import RunDirectory
@@ -49,6 +50,7 @@ class RunSummary:
     findings: tuple[Finding, ...]
     delivery: Delivery | None  # how the input came; None: not recorded
     interval: IntervalReport | None  # between checkpoints: in force, why, what another would cost; None: no step yet
+    nodes: Nodes | None  # None: one machine
     ledger: Ledger
 
     @property
@@ -64,7 +66,9 @@ class RunSummary:
         listed = {key: [asdict(item) for item in plain[key]] for key in ("findings", "checkpoints")}
         told = self.delivery.to_json() if self.delivery else None
         interval = self.interval.to_json() if self.interval else None
-        return encode_row({**plain, **listed, "delivery": told, "interval": interval, "ledger": self.ledger.to_json()})
+        nodes = asdict(self.nodes) if self.nodes else None
+        parts = {"delivery": told, "interval": interval, "nodes": nodes, "ledger": self.ledger.to_json()}
+        return encode_row({**plain, **listed, **parts})
 
 
 def summarise(run: RunDirectory, clock: Clock | None = None) -> RunSummary:
@@ -104,6 +108,7 @@ def summarise(run: RunDirectory, clock: Clock | None = None) -> RunSummary:
         findings=tuple(find_alarms(kept, [*(e for e in events if e["kind"] == "checkpoint_rejected"), *refusals(run)], events)),
         delivery=delivery(kept),
         interval=interval_report(events, steps, deployment_of(run, segments)),
+        nodes=nodes_of(events, segments, deployment_of(run, segments)),
         ledger=build_ledger(events, steps, chain, schedule, damaged_words(history, read), segments),
     )
 
