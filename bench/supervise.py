@@ -1,6 +1,6 @@
 """What watching costs a step: heartbeats, timed waits, the pulse's thread, the supervisor's own looks. Prints one JSON object.
 
-    python bench/supervise.py [--pairs 200]
+    python bench/supervise.py [--pairs 60]
 
 Two ways that check each other. Parts: each is timed alone, many times, and set against the step. Whole: the same training steps
 with a heartbeat and without, alternating in one process; the median of the pairs' ratios with its 95 % interval (bootstrap).
@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
 import sys
 import time
@@ -26,19 +25,16 @@ import numpy as np
 import torch
 
 from headway.base.clocks import SystemClock
-from headway.data.build import build_data
-from headway.data.freeze import freeze
-from headway.data.reader import TokenReader
-from headway.data.stream import Stream
 from headway.parallel.waits import _timed
 from headway.recipe.load import load_recipe
+from headway.recipe.resolve import resolve
 from headway.recipe.schedules import Schedule
 from headway.rundir.heartbeats import DATA, STEP, Blocked, Heart
 from headway.rundir.layout import RunDirectory
 from headway.supervise.options import SuperviseOptions
 from headway.supervise.patience import Patience
 from headway.supervise.ranks import RankWatch
-from headway.train.feed import Feed
+from headway.train.calibrate import random_batch
 from headway.train.step import train_step
 from headway.train.trainee import build_trainee
 
@@ -92,24 +88,21 @@ def of_looks(run: RunDirectory) -> dict[str, float]:
     return {"look_us_per_rank": 1e6 * spent / looks / RANKS}
 
 
-def of_steps(run: RunDirectory, pairs: int, root: Path) -> dict[str, Any]:
+def of_steps(run: RunDirectory, pairs: int) -> dict[str, Any]:
     """CPU time of whole steps with a heartbeat over that without, in pairs whose order alternates."""
     recipe = load_recipe("demo", [f"stages.0.ramp=[{{from='0', batch='{TOKENS}'}}]"])
-    manifest = build_data(recipe, root / "data")
-    spec = freeze(recipe, manifest)
-    schedule = Schedule(spec)
-    feed = Feed(Stream(spec), TokenReader.open(root / "data", spec), schedule, TOKENS)
-    trainee, heart, step = build_trainee(spec), Heart.start(run, 3, 0, 1), 0
+    spec = resolve(recipe, None)
+    batch, trainee = random_batch(spec, Schedule(spec), TOKENS), build_trainee(spec)
+    heart, step = Heart.start(run, 3, 0, 1), 0
     ratios, plain = list[float](), list[float]()
 
     def one(beats: bool) -> float:
         nonlocal step
-        batch = feed.fetch(step)
         began = time.process_time()
         if beats:
             heart.enter(DATA, step)
             heart.enter(STEP, step)
-        train_step(trainee, batch, schedule.rate(step))
+        train_step(trainee, batch, rate=0.0)
         if beats:
             heart.stepped(step + 1, data_ns=1)
         step += 1
@@ -134,13 +127,12 @@ def of_steps(run: RunDirectory, pairs: int, root: Path) -> dict[str, Any]:
 
 
 def measure(pairs: int) -> dict[str, Any]:
-    torch.set_num_threads(len(os.sched_getaffinity(0)))
-    with TemporaryDirectory() as temporary:
-        root = Path(temporary)
-        run = RunDirectory(root / "run")
+    torch.set_num_threads(1)  # CPU time of several varies with how long they wait for each other
+    with TemporaryDirectory() as root:
+        run = RunDirectory(Path(root))
         for segment in (1, 2, 3):
             run.segment(segment).mkdir(parents=True)
-        parts, looks, steps = of_parts(run), of_looks(run), of_steps(run, pairs, root)
+        parts, looks, steps = of_parts(run), of_looks(run), of_steps(run, pairs)
     in_step = parts["heartbeat_us_per_step"] + WAITS_PER_STEP * parts["wait_us"]
     return {
         "bench": "supervise",
@@ -156,5 +148,5 @@ def measure(pairs: int) -> dict[str, Any]:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--pairs", type=int, default=200)
+    parser.add_argument("--pairs", type=int, default=60)
     json.dump(measure(parser.parse_args().pairs), sys.stdout, indent=1)

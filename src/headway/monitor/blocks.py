@@ -55,6 +55,7 @@ class Blocks:
         self._others = [[at for at, name in enumerate(peers) if name == peers[rank] and at != rank] for rank in range(len(peers))]
         self._open: dict[int, dict[int, dict]] = {}
         self._whole: list[list[dict]] = []
+        self._seconds = 0.0  # of those
 
     def take(self, rows: Mapping[int, Sequence[dict]]) -> list[Block]:
         """``rows``: new steps by rank (``rundir.heartbeats``); returns the blocks that they fill."""
@@ -68,18 +69,16 @@ class Blocks:
             by_rank = self._open.pop(step)
             if not any(row.get("first") for row in by_rank.values()):
                 self._whole.append([by_rank[rank] for rank in range(len(self._peers))])
-            if len(self._whole) >= BLOCK_STEPS and self._passed() >= BLOCK_SECONDS:
+                self._seconds += max(map(_wall_ns, self._whole[-1])) / 1e9
+            if len(self._whole) >= BLOCK_STEPS and self._seconds >= BLOCK_SECONDS:
                 found.append(self._close())
         for step in sorted(self._open)[:-MOST_OPEN]:
             del self._open[step]
         return found
 
-    def _passed(self) -> float:
-        return sum(max(_wall_ns(row) for row in rows) for rows in self._whole) / 1e9
-
     def _close(self) -> Block:
-        steps, seconds, ranks = self._whole, self._passed(), range(len(self._peers))
-        self._whole = []
+        steps, seconds, ranks = self._whole, self._seconds, range(len(self._peers))
+        self._whole, self._seconds = [], 0.0
 
         def of(name: str) -> list[int]:
             return [round(median(rows[rank][name] for rows in steps)) for rank in ranks]
