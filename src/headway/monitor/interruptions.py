@@ -6,7 +6,7 @@
 
 Only an attempt that did a step was interrupted, and only its time since the state was restored was at risk: what fails before
 its first step (a full disk, say, three times in a row) prolongs one restart, and no interval between saves would have helped.
-A stop by a person, the end of the run and a refused configuration are no interruptions; the death of the owner is one.
+A stop by a person, the end of the run, a spike and a refused configuration are no interruptions; the death of the owner is one.
 Times are differences of one boot's clock; where there are none, nothing is claimed.
 """
 
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from headway.base.errors import EXIT_CONFIG
 
-PASSED_OVER = ("checkpoint_rejected", "quarantine", "mixture")
+PASSED_OVER = ("checkpoint_rejected", "quarantine", "mixture", "spike")
 """Events that say what is left out, between an exit and what follows from it."""
 
 
@@ -70,7 +70,7 @@ def _was_asked_for(events: list[dict], index: int | None, rows: list[dict]) -> b
     ends = [row["state"] for row in rows if row["kind"] == "end"]
     if index is None:
         return bool(ends)
-    if "complete" in ends or events[index].get("code") == EXIT_CONFIG:
+    if {"complete", "spike"} & set(ends) or events[index].get("code") == EXIT_CONFIG:
         return True
     after = next((event for event in events[index + 1 :] if event["kind"] not in PASSED_OVER), None)
     if after is None or after["kind"] != "finish":

@@ -29,6 +29,7 @@ _FIELDS: dict[str, dict[str, type]] = {
     "checkpoint_rejected": {"checkpoint": str, "reason": str},
     "quarantine": {"source": str, "token": int, "tokens": int},
     "mixture": {"stage": int, "first": int, "weights": dict, "reason": str},
+    "spike": {"segment": int, "step": int, "action": str},
     "finish": {"state": str, "reason": str},
     "note": {"text": str},
 }

@@ -1,8 +1,8 @@
 """Which checkpoints may go, and which stay.
 
     keep   newest verified (always), everything newer than it, the last ``keep_last`` down from it, every ``permanent_every``-th
-           of the history, the ``keep_best`` with the lowest held-out loss, those that a person keeps by name, the current
-           segment's unfinished saves; and evidence
+           of the history, the ``keep_best`` with the lowest held-out loss, those that a person keeps by name, those that
+           roll-backs of ``back_steps`` need, the current segment's unfinished saves; and evidence
     budget when what remains takes more than ``budget_bytes``: of the last ones too, oldest first, down to the newest verified
     delete see ``deletion``
 
@@ -162,7 +162,22 @@ def _lasting_reasons(stock: list[Holding], policy: Retention, losses: dict[int, 
         reasons[holding.name].append(f"held-out loss {losses[holding.info.step]:.4f}, among the best {policy.keep_best}")
     if generations:
         reasons[generations[-1].name].append(newest)
+    for holding in for_roll_backs(generations, policy.back_steps):
+        reasons[holding.name].append(f"for roll-backs of {policy.back_steps} steps")
     return reasons
+
+
+def for_roll_backs(generations: list[Holding], back_steps: int) -> list[Holding]:
+    """The newest that a spike right after the newest of all could go back to; and of what is newer the first in every
+    ``back_steps`` steps, one of which takes its place: so there is always one, at most three times as old."""
+    if not back_steps or not generations:
+        return []
+    enough = [holding for holding in generations if holding.info.step <= generations[-1].info.step - back_steps][-1:]
+    firsts: dict[int, Holding] = {}
+    for holding in generations:
+        firsts.setdefault(holding.info.step // back_steps, holding)
+    reached = enough[0].info.step if enough else 0
+    return [*enough, *(holding for holding in firsts.values() if holding.info.step > reached)]
 
 
 def best_of(generations: list[Holding], losses: dict[int, float], keep: int) -> list[Holding]:

@@ -7,7 +7,7 @@ error, a damaged checkpoint a run error. The Spec is only checked here, never ch
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ from headway.parallel.group import Member
 from headway.parallel.mesh import Axes
 from headway.recipe.schedules import Schedule
 from headway.recipe.spec import Spec
+from headway.recipe.spike_rules import SpikeRules
 from headway.rundir.layout import RunDirectory
 from headway.rundir.metrics import StepLog
 from headway.rundir.processes import start_ticks
@@ -39,6 +40,7 @@ from headway.train.cadence import Cadence
 from headway.train.crew import ALONE, Crew, Unwritten, join
 from headway.train.environment import differences, full_environment
 from headway.train.feed import Feed, StepBatch
+from headway.train.spikes import SpikeWatch
 from headway.train.stop import Stop, StopRequest
 from headway.train.trainee import Trainee, build_trainee
 
@@ -85,6 +87,7 @@ class TrainRun:
     spec: Spec
     policy: TrainPolicy
     schedule: Schedule
+    spikes: SpikeWatch
     trainee: Trainee
     tokenizer: Tokenizer
     reader: TokenReader
@@ -143,7 +146,8 @@ def set_up(
     directory, clock = RunDirectory.open(run_root), clock or SystemClock()
     failpoints.arm(directory.root, member.rank if member else 0)
     info, spec = directory.info(), directory.spec()
-    chain, schedule = chain_of(directory, segment_id), Schedule(spec)
+    chain = chain_of(directory, segment_id)
+    schedule = Schedule(spec, chain[-1].rates)
     deployment, phases = chain[-1].deployment or info["deployment"], Phases(clock)
     axes, policy = axes_at(chain[-1].restored_step, schedule, deployment), TrainPolicy.of(deployment)
     torch.set_num_threads(policy.threads)
@@ -160,8 +164,10 @@ def set_up(
     trainee = build_trainee(spec, crew.mesh, axes.recompute)
     phases.mark("model")
     place = crew.place(directory, segment_id)
-    saver, cadence = Saver(place, policy.saves, clock), Cadence(directory, deployment, clock, log)
-    parts = (spec, policy, schedule, trainee, tokenizer, reader, feed, log, saver, cadence, Stop(stop, crew), environment)
+    saves = replace(policy.saves, back_steps=SpikeRules.of(spec).keeps_back_steps)
+    saver, cadence = Saver(place, saves, clock), Cadence(directory, deployment, clock, log)
+    spikes = SpikeWatch(chain[-1], stream, schedule, crew)
+    parts = (spec, policy, schedule, spikes, trainee, tokenizer, reader, feed, log, saver, cadence, Stop(stop, crew), environment)
     until = end_of_layout(chain[-1].restored_step, schedule, deployment)
     run = TrainRun(directory, chain, clock, *parts, crew=crew, place=place, until=until, phases_ns=phases.ns)
     saver.on_wait = lambda: say_waiting(run)
@@ -250,6 +256,7 @@ def restore(run: TrainRun) -> None:
         run.step, run.trainee.updates = manifest.step, manifest.state["updates"]
         run.committed_step, run.ordinal = manifest.step, manifest.state.get("ordinal", 0)
         run.trainee.optimizer.restore_step(run.trainee.updates)
+        run.spikes.restore(manifest.state.get("spikes"))
         run.trainee.compute.refresh()
         changed = differences(manifest.state["environment"], run.environment)
     if images:

@@ -41,6 +41,10 @@ class StepResult:
     wish: bool = False  # of any rank: to stop after this step
 
 
+Veto = Callable[[float, float], bool]
+"""Loss and gradient norm of a step -> whether its update is left out."""
+
+
 class Sums:
     """Over the micro-batches of one step, on the device until ``read``."""
 
@@ -85,18 +89,38 @@ def context_of(compute: Computes, batch: WindowBatch, rope: RopeSpec) -> Context
     return make_context(position_BT, document_BT, compute.spec, rope, compute.dtype, compute.ranks)
 
 
-def train_step(trainee: Trainee, batch: StepBatch, rate: float, wish: Callable[[], bool] = lambda: False) -> StepResult:
-    """Run one update in place; ``rate`` is the learning rate of this step, ``wish`` is asked at its end."""
+def train_step(
+    trainee: Trainee,
+    batch: StepBatch,
+    rate: float,
+    wish: Callable[[], bool] = lambda: False,
+    veto: Veto | None = None,
+) -> StepResult:
+    """Run one update in place; ``rate`` is the learning rate of this step, ``wish`` is asked at its end.
+
+    ``veto``: asked before the update, with its loss and gradient norm; every rank must answer alike. It waits for the device.
+    """
     failpoints.hit("step.begin", batch.place.step + 1)
-    return update(trainee, batch, accumulate(trainee, batch), rate, wish)
+    return update(trainee, batch, accumulate(trainee, batch), rate, wish, veto)
 
 
-def update(trainee: Trainee, batch: StepBatch, sums: Sums, rate: float, wish: Callable[[], bool] = lambda: False) -> StepResult:
+def update(
+    trainee: Trainee,
+    batch: StepBatch,
+    sums: Sums,
+    rate: float,
+    wish: Callable[[], bool] = lambda: False,
+    veto: Veto | None = None,
+) -> StepResult:
     """Clip, judge and apply the gradients that ``accumulate`` has left, balance the routers."""
     spec, step = trainee.spec, batch.place.step + 1
     failpoints.hit("step.gradients", step)
     clip = clip_by_norm(trainee.parameters, spec.optimizer.clip_norm, trainee.parts)
-    bad = trainee.guard.judge(clip.norm)
+    told = sums.read(trainee.mesh, wish()) if veto is not None else None
+    if veto is not None and told is not None and veto(told[0][0] / batch.targets, float(clip.norm)):
+        bad = torch.ones_like(clip.norm, dtype=torch.bool)  # the guard's history does not learn it
+    else:
+        bad = trainee.guard.judge(clip.norm)
     trainee.optimizer.set_rate(rate)
     trainee.optimizer.step(bad)  # a bad gradient never reaches weights or moments (L9)
     reading = clip.read(bad)
@@ -109,7 +133,7 @@ def update(trainee: Trainee, batch: StepBatch, sums: Sums, rate: float, wish: Ca
         trainee.compute.refresh()
     trainee.optimizer.zero_grad()
     failpoints.hit("step.updated", step)
-    losses, wished = sums.read(trainee.mesh, wish())
+    losses, wished = told or sums.read(trainee.mesh, wish())
     nll, z, further, routing = (loss / batch.targets for loss in losses)
     extra = {"further_loss": further} if spec.model.mtp_layers else {}
     extra |= {"routing_loss": routing, **loads} if loads else {}
