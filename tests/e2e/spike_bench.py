@@ -23,10 +23,14 @@ from headway.rundir.metrics import read_chain_rows
 from headway.rundir.segments import current_chain, read_segments
 
 STEPS, SEQUENCE = 150, 64
-ONE_STAGE = RECIPE[: RECIPE.index("[[stages]]")] + (
-    '[[stages]]\nname = "main"\ntokens = "{main_tokens}"\nsequence = 64\nbatch = "512"\n'
-    'rate = {{ warmup = "1024", shape = "constant" }}\nmixture = {{ numbers = 0.7, words = 0.3 }}\n\n'
-) + RECIPE[RECIPE.index("[optimizer]") :].replace('every = "4096"', 'every = "32768"')
+ONE_STAGE = (
+    RECIPE[: RECIPE.index("[[stages]]")]
+    + (
+        '[[stages]]\nname = "main"\ntokens = "{main_tokens}"\nsequence = 64\nbatch = "512"\n'
+        'rate = {{ warmup = "1024", shape = "constant" }}\nmixture = {{ numbers = 0.7, words = 0.3 }}\n\n'
+    )
+    + RECIPE[RECIPE.index("[optimizer]") :].replace('every = "4096"', 'every = "32768"')
+)
 POLICY = ("interventions.spikes.rewind_steps=20", "interventions.spikes.skip_batches=6")
 """So many steps of a run are short enough for a test."""
 BACK, SKIPPED, BEFORE = 20, 6, 2

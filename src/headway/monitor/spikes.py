@@ -1,11 +1,13 @@
 r"""The spike detector: which steps stand out of the ones before them, by loss or by gradient norm.
 
-    loss      4.1  4.0  4.2  ...  4.1  9.7  4.0        logarithms; their median and spread over the last WINDOW_STEPS
+    loss      4.1  4.0  4.2  ...  4.1  9.7  4.0        logarithms; level of the last LEVEL_STEPS, spread of WINDOW_STEPS
     judged     -    -    -        ok  spike  ok        once LEAST_STEPS were seen; one-sided: a low value is no spike
     learned    +    +    +        +          +         a spike never raises the bar for the next step (L10)
 
-The spread is 1.4826 times the median absolute deviation, which is the standard deviation where values are normal, and no less
-than a floor: after a quiet stretch a small rise is no spike. Logarithms make the rule the same for any scale.
+The level is a median. The spread is 1.4826 times the median size of the differences between neighbours, over sqrt(2): the
+standard deviation where values are normal, however steeply the loss falls meanwhile (its deviations from one median of the first
+hundred steps would hide a loss that triples). It is no less than a floor: after a quiet stretch a small rise is no spike.
+Logarithms make the rule the same for any scale.
 
 Values that are not finite are no matter of statistics: such a step is neither judged nor learned (L9). Steps of another
 ``regime`` (a stage, a mixture, a spike that a person accepted) are other matter: the statistics start anew.
@@ -17,7 +19,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from statistics import median
@@ -29,23 +31,20 @@ WINDOW_STEPS, LEAST_STEPS, LEVEL_STEPS = 128, 64, 32
 LEAST_SPREAD = {"loss": 0.01, "grad_norm": 0.15}
 """Of the logarithms. At ten of these a loss lies a tenth above its median, a gradient norm at four and a half times it."""
 DEVIATION = 1.4826
-"""A normal distribution's standard deviation over its median absolute deviation."""
+"""A normal distribution's standard deviation over the median size of its values."""
 
 
 @dataclass(frozen=True)
 class Reading:
-    """How a step stands to the ones before it, in robust standard deviations above their median. None: it was not judged."""
+    """How a step stands to the ones before it, in robust standard deviations above their level. None: it was not judged."""
 
     loss: float | None = None
     grad_norm: float | None = None
-    usual_loss: float | None = None  # the median of the window
+    usual_loss: float | None = None  # the level
     usual_grad_norm: float | None = None
 
     def exceeds(self, threshold: float) -> bool:
         return any(score is not None and score > threshold for score in (self.loss, self.grad_norm))
-
-    def to_json(self) -> dict[str, float | None]:
-        return asdict(self)
 
 
 @dataclass(frozen=True)
@@ -95,6 +94,15 @@ class SpikeDetector:
         if _sound(loss, grad_norm):
             self._loss.append(math.log(loss))
             self._grad_norm.append(math.log(grad_norm))
+
+
+def reading_words(loss: float, grad_norm: float, reading: Mapping[str, float]) -> str:
+    """Of a step that was judged; ``reading``: the fields of a ``Reading``."""
+    of = "deviations above the usual"
+    return (
+        f"a spike: loss {loss:.3f} is {reading['loss']:.1f} {of} {reading['usual_loss']:.3f}, gradient norm {grad_norm:.3g} "
+        f"{reading['grad_norm']:.1f} above {reading['usual_grad_norm']:.3g}"
+    )
 
 
 def _sound(*values: float) -> bool:

@@ -20,13 +20,13 @@ from headway.base.errors import EnvironmentFault, RunError
 from headway.checkpoint.saver import Outcome
 from headway.evaluate.held_out import HeldOut, Share, held_out_loss, windows_at_once
 from headway.evaluate.sample import greedy
+from headway.monitor.spikes import reading_words
 from headway.parallel.state import local_values
 from headway.rundir.metrics import read_chain_rows
 from headway.store.writer.outcomes import COMMITTED, FAILED
 from headway.train.environment import peak_bytes
 from headway.train.sample import prompt_ids
 from headway.train.setup import TrainRun, cursor
-from headway.train.spikes import spike_words
 from headway.train.step import StepResult, must_stop, train_step
 
 DELIVERY_STEPS = 200
@@ -99,7 +99,8 @@ def end(run: TrainRun, spike: dict[str, Any] | None = None) -> str:
     told: dict[str, Any] = {"reason": run.stop.reason}
     if spike is not None:
         settled(run)
-        state, told = "spike", {"reason": spike_words(spike), "spike": spike}
+        words = reading_words(spike["loss"], spike["grad_norm"], spike["reading"])
+        state, told = "spike", {"reason": f"step {run.step} is {words}", "spike": spike}
     if run.step > run.segment.restored_step:
         record_delivery(run)
     run.log.write("end", step=run.step, state=state, digest=digest(run), peak_bytes=peak_bytes(), **told)

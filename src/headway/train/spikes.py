@@ -80,12 +80,3 @@ class SpikeWatch:
         mixtures = sum(one.stage == place.stage and one.first <= n for one in self._stream.transitions)
         accepted = sum(one["action"] == ACCEPTED and one["step"] <= step for one in self._segment.spikes)
         return f"{place.stage}/{mixtures}/{accepted}"
-
-
-def spike_words(spike: dict[str, Any]) -> str:
-    """``spike``: as ``look`` tells it."""
-    reading = spike["reading"]
-    of = "of the usual"
-    loss = f"loss {spike['loss']:.3f} ({reading['loss']:+.1f} deviations {of} {reading['usual_loss']:.3f})"
-    norm = f"gradient norm {spike['grad_norm']:.3g} ({reading['grad_norm']:+.1f} {of} {reading['usual_grad_norm']:.3g})"
-    return f"a spike in step {spike['step']}: {loss}, {norm}; at most {spike['threshold']:g}"
