@@ -62,6 +62,6 @@ def policy_of(run: RunDirectory) -> Retention:
         keep_last=read.keep_last,
         permanent_every=read.permanent_every,
         keep_best=read.keep_best,
-        back_steps=SpikeRules.of(run.spec()).keeps_back_steps,
+        back_steps=SpikeRules.of(run.spec()).keeps_back_steps if run.spec_file.exists() else 0,
         budget_bytes=read.budget,
     )
