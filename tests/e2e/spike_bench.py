@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import random
 import shutil
 from pathlib import Path
@@ -22,7 +21,7 @@ from headway.rundir.layout import RunDirectory
 from headway.rundir.metrics import read_chain_rows
 from headway.rundir.segments import current_chain, read_segments
 
-STEPS, SEQUENCE = 150, 64
+STEPS, SEQUENCE = 130, 64
 ONE_STAGE = (
     RECIPE[: RECIPE.index("[[stages]]")]
     + (
@@ -32,8 +31,8 @@ ONE_STAGE = (
     + RECIPE[RECIPE.index("[optimizer]") :].replace('every = "4096"', 'every = "32768"')
 )
 POLICY = ("interventions.spikes.rewind_steps=20", "interventions.spikes.skip_batches=6")
-"""So many steps of a run are short enough for a test."""
-BACK, SKIPPED, BEFORE = 20, 6, 2
+SKIPPED, BEFORE = 6, 2
+"""Batches that it leaves out, and how many of them lie before that of the spike."""
 
 
 def policy(name: str, *more: str) -> tuple[str, ...]:
@@ -109,7 +108,3 @@ def trained(run: RunDirectory) -> list[int]:
         u = np.arange(row["u"] - row["sequences"], row["u"])
         found += Stream.of_segment(spec, segments[row["segment"]]).stream_index(0, u).tolist()
     return found
-
-
-def finite(rows: list[dict]) -> bool:
-    return all(math.isfinite(row["loss"]) for row in rows)

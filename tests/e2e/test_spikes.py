@@ -95,6 +95,7 @@ def test_R54_a_poisoned_batch_is_left_out_as_if_it_had_never_been_there(rolled_b
     assert (event["segment"], event["step"], event["restored"]) == (1, SPIKE, 80)
     assert trace(run) == trace(ignorant), "losses, digests of every state, the final state"
     assert last_statistics(run) == last_statistics(ignorant)
+    assert not any("spike" in row for row in kept_steps(ignorant)), "no false alarm"
     assert_each_sample_once(run, SKIPS)
 
 
@@ -119,26 +120,16 @@ def test_R54_a_spike_that_comes_back_lowers_the_rate(clean, tmp_path):
     third = read_segments(run)[2]
     again = SECOND - SKIPPED
     assert [one["step"] for one in third.spikes] == [SPIKE, again]
-    assert (third.parent, third.restored_step, third.spikes[1]["recurrence"]) == (2, 90, 1)
-    assert third.rates == ({"first": 90, "factor": 0.8},)
-    assert third.reason == f"spike in step {again}: back to step 90, 6 batches skipped, rate x 0.8"
+    assert (third.parent, third.restored_step, third.spikes[1]["recurrence"]) == (1, 80, 1), "kept for that, keep_last is 1"
+    assert third.rates == ({"first": 80, "factor": 0.8},)
+    assert third.reason == f"spike in step {again}: back to step 80, 6 batches skipped, rate x 0.8"
     recipe = Schedule(run.spec())
     for row in kept_steps(run):
-        factor = 0.8 if row["step"] > 90 else 1.0
+        factor = 0.8 if row["step"] > 80 else 1.0
         assert row["rate"] == recipe.rate(row["step"] - 1) * factor
     second = {"stage": 0, "first": (SECOND - 1 - BEFORE) * BATCH, "count": SKIPPED * BATCH}
     assert third.skips == (*SKIPS, second)
     assert_each_sample_once(run, third.skips)
-
-
-def test_R54_too_many_in_a_row_stop_the_run(clean, tmp_path):
-    bench = poisoned(clean, tmp_path / "bench", (SPIKE, SECOND))
-    overrides = policy("roll_back", "interventions.spikes.most_roll_backs=1")
-    run = begun(bench, tmp_path / "run", overrides=overrides)
-    outcome = bench.go(run)
-    assert (outcome.state, outcome.exit_code) == ("failed", 4)
-    assert "1 roll-backs in a row did not help" in outcome.reason
-    assert [segment.restored_step for segment in read_segments(run)] == [0, 80]
 
 
 def test_L9_L10_skip_update_costs_one_step_on_all_ranks_alike(once, tmp_path):
@@ -206,6 +197,7 @@ def near(once, tmp_path_factory):
     return run
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "segment"), [("end", 2), ("spike", 2), ("launch", 3)])
 def test_R54_F6_an_owner_killed_in_the_middle_of_a_roll_back(once, near, ignorant, tmp_path, kind, segment):
     """Before the trainer's exit, before the segment is written, and right after its trainer was started."""

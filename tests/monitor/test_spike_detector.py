@@ -92,6 +92,19 @@ def test_L10_the_statistics_survive_a_restart_anywhere(at):
     assert second.to_json() == whole.to_json()
 
 
+def test_flagged_steps_are_counted_until_a_sound_one():
+    detector = SpikeDetector()
+    run_over(detector, descent(100))
+    detector.flag()
+    detector.flag()
+    assert SpikeDetector.restored(detector.to_json()).in_a_row == 2
+    detector.learn(2.0, 1.0)
+    assert detector.in_a_row == 0
+    detector.flag()
+    detector.judge("another", 2.0, 1.0)
+    assert detector.in_a_row == 0
+
+
 def test_another_regime_is_another_matter():
     """A stage of other text may begin at another loss: that is no spike, and is judged by itself after a while."""
     detector = SpikeDetector()

@@ -49,21 +49,23 @@ class Reading:
 
 @dataclass(frozen=True)
 class SpikeState:
-    """What a checkpoint holds: the logarithms in the window, oldest first."""
+    """What a checkpoint holds: the logarithms in the window, oldest first, and how many steps in a row were flagged last."""
 
     regime: str = ""
     loss: tuple[float, ...] = ()
     grad_norm: tuple[float, ...] = ()
+    in_a_row: int = 0
 
 
 class SpikeDetector:
-    """``judge`` a step, then ``learn`` it if it was sound."""
+    """``judge`` a step, then ``learn`` it if it was sound, or ``flag`` it."""
 
     def __init__(self, state: SpikeState | None = None):
         state = state or SpikeState()
         self._regime = state.regime
         self._loss = deque(state.loss, WINDOW_STEPS)
         self._grad_norm = deque(state.grad_norm, WINDOW_STEPS)
+        self.in_a_row = state.in_a_row
 
     @staticmethod
     def restored(saved: Any) -> SpikeDetector:
@@ -71,12 +73,12 @@ class SpikeDetector:
         return SpikeDetector(None if saved is None else from_plain(SpikeState, saved, "spike statistics"))
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(SpikeState(self._regime, tuple(self._loss), tuple(self._grad_norm)))
+        return asdict(SpikeState(self._regime, tuple(self._loss), tuple(self._grad_norm), self.in_a_row))
 
     def judge(self, regime: str, loss: float, grad_norm: float) -> Reading:
         """Changes nothing but to forget another regime."""
         if regime != self._regime:
-            self._regime = regime
+            self._regime, self.in_a_row = regime, 0
             self._loss.clear()
             self._grad_norm.clear()
         if not _sound(loss, grad_norm) or len(self._loss) < LEAST_STEPS:
@@ -91,16 +93,21 @@ class SpikeDetector:
 
     def learn(self, loss: float, grad_norm: float) -> None:
         """Of a step that was applied and is no spike."""
+        self.in_a_row = 0
         if _sound(loss, grad_norm):
             self._loss.append(math.log(loss))
             self._grad_norm.append(math.log(grad_norm))
+
+    def flag(self) -> None:
+        """Of a step that is one."""
+        self.in_a_row += 1
 
 
 def reading_words(loss: float, grad_norm: float, reading: Mapping[str, float]) -> str:
     """Of a step that was judged; ``reading``: the fields of a ``Reading``."""
     of = "deviations above the usual"
     return (
-        f"a spike: loss {loss:.3f} is {reading['loss']:.1f} {of} {reading['usual_loss']:.3f}, gradient norm {grad_norm:.3g} "
+        f"a spike: loss {loss:.3f} is {reading['loss']:.1f} {of} {reading['usual_loss']:.3f}, gradient norm {grad_norm:.3g} is "
         f"{reading['grad_norm']:.1f} above {reading['usual_grad_norm']:.3g}"
     )
 

@@ -453,7 +453,8 @@ class SpikePolicy(Section):
 
     policy: Literal["off", "skip_update", "roll_back", "stop"] = said(
         "off: the step is marked, nothing else; skip_update: its update is left out; roll_back: an older state is restored and "
-        "batches around the spike are skipped; stop: the run ends there and a person decides",
+        "batches around the spike are skipped; stop: the run ends there and a person decides. For these two a gradient "
+        "norm alone counts from the third such step in a row",
         "off",
     )
     threshold: Positive = said(

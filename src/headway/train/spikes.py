@@ -3,12 +3,16 @@
     off, roll_back, stop    judged after the update, from numbers that are on record anyway
     skip_update             judged before it: the step waits for the device once more
 
+A gradient norm that stands out once, beside a loss as usual, is clipped and gone: roll_back and stop wait for LASTING_STEPS in a
+row. A loss that stands out is enough for any.
+
 The leader's statistics decide, and go into checkpoints; the others learn what it learns.
 """
 
 from __future__ import annotations
 
 from dataclasses import asdict
+from enum import IntEnum
 from typing import Any
 
 import numpy as np
@@ -21,6 +25,17 @@ from headway.rundir.segments import ACCEPTED, Segment
 from headway.train.crew import Crew
 from headway.train.step import StepResult, Veto
 
+LASTING_STEPS = 3
+"""Of gradient norms that stand out."""
+
+
+class Verdict(IntEnum):
+    """About a step. ENDS: the segment ends with it."""
+
+    SOUND = 0
+    MARKED = 1
+    ENDS = 2
+
 
 class SpikeWatch:
     """Of one rank. Steps are global and counted from 1, as in records."""
@@ -29,7 +44,7 @@ class SpikeWatch:
         self._rules = SpikeRules.of(stream.spec)
         self._segment, self._stream, self._schedule, self._crew = segment, stream, schedule, crew
         self._detector = SpikeDetector()
-        self._reading, self._flagged = Reading(), False  # of the newest step
+        self._reading, self._verdict = Reading(), Verdict.SOUND  # of the newest step
 
     def restore(self, saved: Any) -> None:
         """``saved``: of a checkpoint; None: it has none."""
@@ -41,8 +56,8 @@ class SpikeWatch:
 
     @property
     def ends(self) -> bool:
-        """Whether a spike ends the segment."""
-        return self._rules.policy in (OnSpike.ROLL_BACK, OnSpike.STOP)
+        """Whether the newest step ends the segment."""
+        return self._verdict is Verdict.ENDS
 
     @property
     def skips_updates(self) -> bool:
@@ -56,22 +71,34 @@ class SpikeWatch:
         """Of the step just done: what is known of it where it is a spike. Learns it where it is sound."""
         if not self.skips_updates:
             self._judge(step, result.loss, result.grad_norm)
-        if not self._flagged:
+        if self._verdict is Verdict.SOUND:
             if result.applied:
                 self._detector.learn(result.loss, result.grad_norm)
             return None
+        self._detector.flag()
         place = self._schedule.place(step - 1)
         ends = np.array([place.first_sequence, place.end_sequence - 1])
         first, last = self._stream.stream_index(place.stage, ends).tolist()
         batch = {"stage": place.stage, "first": place.first_sequence, "sequences": place.batch_sequences}
-        numbers = {"loss": result.loss, "grad_norm": result.grad_norm, "threshold": self._rules.threshold}
-        return {"step": step, **numbers, "reading": asdict(self._reading), "batch": batch, "stream": [first, last + 1]}
+        numbers: dict[str, Any] = {"loss": result.loss, "grad_norm": result.grad_norm, "threshold": self._rules.threshold}
+        numbers |= {"reading": asdict(self._reading), "in_a_row": self._detector.in_a_row}
+        return {"step": step, **numbers, "batch": batch, "stream": [first, last + 1]}
 
     def _judge(self, step: int, loss: float, grad_norm: float) -> bool:
+        """Whether it is a spike."""
         self._reading = self._detector.judge(self._regime(step), loss, grad_norm)
-        flagged = self._reading.exceeds(self._rules.threshold)
-        self._flagged = flagged if self._rules.policy is OnSpike.OFF else bool(self._crew.told(flagged))
-        return self._flagged
+        own = self._own_verdict()
+        self._verdict = own if self._rules.policy is OnSpike.OFF else Verdict(self._crew.told(own))
+        return self._verdict is not Verdict.SOUND
+
+    def _own_verdict(self) -> Verdict:
+        reading, threshold = self._reading, self._rules.threshold
+        if not reading.exceeds(threshold):
+            return Verdict.SOUND
+        lasts = self._detector.in_a_row + 1 >= LASTING_STEPS
+        is_loss = reading.loss is not None and reading.loss > threshold
+        acts = self._rules.policy in (OnSpike.ROLL_BACK, OnSpike.STOP)
+        return Verdict.ENDS if acts and (is_loss or lasts) else Verdict.MARKED
 
     def _regime(self, step: int) -> str:
         """Steps of one are judged by one another: of a stage, a mixture, since the last spike that a person accepted."""
