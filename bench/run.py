@@ -35,8 +35,8 @@ BENCHMARKS = (
     "plan_accuracy",
     "plan_memory",
 )
-LONG = ("mup_transfer", "ablations")
-"""An hour and a quarter of one: measured when they are named."""
+LONG = ("mup_transfer", "ablations", "soak")
+"""An hour, a quarter of one, and two thirds: measured when they are named."""
 PACKAGES = (
     "headway",
     "torch",

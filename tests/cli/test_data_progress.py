@@ -85,6 +85,29 @@ def test_stages_are_told_beside_it(capsys):
     assert last.startswith("- tokens: 262,144 of 1 MiB, ")
 
 
+def test_what_a_step_left_out_is_told_once(capsys):
+    facts = documents("a", MIB) | {"dropped": {"empty": 2, "generated": 3, "short": 4}}
+    tell = progress_of(live=False)
+    tell("documents", facts)
+    tell("documents", facts | {"by_steps": {"generated": 1, "short": 4}})
+    assert capsys.readouterr().out.splitlines() == [
+        "- a: 10 documents; left out: 2 empty, 3 generated, 4 short",
+        "- a: 10 documents; left out: 2 empty, 2 generated",
+    ]
+
+
+def test_training_the_tokenizer_is_told_before_it_begins(capsys):
+    tell = progress_of(live=False)
+    tell("training", {"bytes": 5 * MIB})
+    tell("tokenizer", {"vocabulary": 300, "digest": "sha256:0", "kept": False})
+    tell("tokenizer", {"vocabulary": 300, "digest": "sha256:0", "kept": True})
+    assert capsys.readouterr().out.splitlines() == [
+        "- tokenizer: training on 5 MiB of text",
+        "- tokenizer: 300 entries, digest 0",
+        "- tokenizer: 300 entries, digest 0, taken over from a build that did not end",
+    ]
+
+
 def test_a_source_that_is_prepared_is_told_as_it_is_prepared(build, shown):
     build(1, "preparing", {"source": "a", "documents": 400, "bytes": MIB, "kept": 300})
     build(19, "preparing", {"source": "a", "documents": 8_000, "bytes": 5 * MIB, "kept": 7_000})

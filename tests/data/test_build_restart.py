@@ -135,6 +135,9 @@ def test_killed_at_every_named_point_it_goes_on(sources, undisturbed, tmp_path, 
     place = BUILD_POINTS.index(point)
     kept = [facts["kept"] for facts in told(output, "documents")]
     assert kept == [True, place >= BUILD_POINTS.index("build.source_sealed")]
+    kept = [facts["kept"] for facts in told(output, "tokenizer")]
+    assert kept == ([] if point == "build.published" else [place >= BUILD_POINTS.index("build.tokenizer_written")])
+    assert len(told(output, "training")) == kept.count(False)
     again = [facts for facts in told(output, "tokens") if facts["bytes"] > facts["kept_bytes"]]
     assert told(first_output, "tokens") or point in BUILD_POINTS[:4]
     if place >= BUILD_POINTS.index("build.source_assembled"):

@@ -16,6 +16,7 @@ from headway.data import block_digests, spool
 from headway.data.build import build_data, choose_dtype, default_chunk
 from headway.data.manifest import DataManifest
 from headway.data.reader import TokenReader
+from headway.data.sources import places
 from headway.data.spool import normalise
 from headway.data.tokenizer import Tokenizer
 
@@ -265,6 +266,40 @@ def test_empty_and_small_sources_are_refused_by_name(texts, tmp_path):
         build_data(tree_recipe({**texts, "c": empty}), tmp_path / "data")
     with pytest.raises(ConfigError, match="source a is too small"):
         build_data(tree_recipe(texts, held_out=1_000_000), tmp_path / "data")
+
+
+def test_all_sources_can_be_read_before_the_first_is(texts, tmp_path, monkeypatch):
+    """Hours may lie between two sources: what is wrong with any of them is said first, and at once."""
+    lines = tmp_path / "lines.jsonl"
+    lines.write_text('{"content": "of another field"}\n')
+    (tmp_path / "locked").mkdir()
+
+    def refused(path):
+        raise PermissionError(errno.EACCES, "Permission denied", path)
+
+    listed = places.os.scandir
+    monkeypatch.setattr(places.os, "scandir", lambda at: refused(at) if str(at).rstrip("/").endswith("locked") else listed(at))
+    sources = [
+        {"name": "whole", "kind": "text-tree", "path": str(texts["a"])},
+        {"name": "gone", "kind": "text-tree", "path": str(tmp_path / "nowhere")},
+        {"name": "none", "kind": "text-tree", "path": str(texts["b"]), "include": ["*.rst"]},
+        {"name": "locked", "kind": "text-tree", "path": str(tmp_path / "locked")},
+        {"name": "columns", "kind": "parquet", "path": str(lines)},
+        {"name": "lines", "kind": "jsonl", "path": str(lines)},
+    ]
+    told: list[str] = []
+    with pytest.raises(ConfigError) as error:
+        build_data(small_recipe(sources), tmp_path / "data", lambda what, facts: told.append(what))
+    assert told == [], "nothing was read"
+    seen = [problem.seen for problem in error.value.problems]
+    assert [len(seen), seen[0]] == [5, f"source gone: its path does not exist: {tmp_path / 'nowhere'}"]
+    assert seen[1].startswith("source none is empty: no file under")
+    assert seen[2].startswith("cannot read source directory: Permission denied")
+    assert seen[3].startswith("Parquet file is damaged")
+    assert seen[4].startswith("no text in field 'text'")
+    with pytest.raises(EnvironmentFault, match="Permission denied"):
+        build_data(small_recipe([sources[0], sources[3]]), tmp_path / "data", lambda what, facts: told.append(what))
+    assert told == []
 
 
 def test_one_document_cannot_be_held_out_and_trained_on(texts, tmp_path):

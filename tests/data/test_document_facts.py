@@ -25,7 +25,6 @@ from headway.data.manifest import DataManifest
 from headway.data.prepare.code import joined
 from headway.data.prepare.steps import Piece
 from headway.data.reader import TokenReader
-from headway.data.sources.document import without_credentials
 from headway.data.tokenizer import Tokenizer
 
 SYLLABLES = ["ka", "to", "mi", "ren", "sol", "vei", "bä", "nu", "自由"]
@@ -255,20 +254,6 @@ def test_no_credentials_and_nothing_that_steps_look_for_is_known_of_a_document(t
         found = documents_of(directory, build([path], directory, prepare=prepare))
         assert len(found) == 40
         assert all(facts["url"] == shown and facts["path"].startswith(name) for *_, facts in found)
-
-
-@pytest.mark.parametrize(
-    ("value", "shown"),
-    [
-        ("ssh://git@host/a.git", "ssh://git@host/a.git"),
-        ("https://host/a@b?keyword=x&monkey=y", "https://host/a@b?keyword=x&monkey=y"),
-        ("https://ghp_abc@host/", "https://[removed]@host/"),
-        ("a?token=x.txt", "a?token=x.txt"),
-        ("see https://u:p@h and s3://b?sig=1", "see https://[removed]@h and s3://b?sig=[removed]"),
-    ],
-)
-def test_credentials_in_urls(value, shown):
-    assert without_credentials(value) == shown
 
 
 def test_audit_counts_all_text_by_language_and_licence(tmp_path, capsys):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -73,13 +74,37 @@ def test_a_document_without_a_reason_is_a_finding(built, capsys):
 def test_it_is_one_table_from_raw_to_passes(built, capsys):
     assert run_guarded(["data", "inventory", str(built / "data"), "recipe.toml"]) == 0
     said = capsys.readouterr().out
-    for line in ("read", "quality", "near duplicates", "kept", "5 near duplicate", "1 short", "1 empty, 1 undecodable"):
-        assert line in said
+    way = [re.split(r"  +", line.removeprefix("words").strip()) for line in said.splitlines()[2:8]]
+    assert [[row[0], row[1], *row[3:]] for row in way] == [
+        ["read", "48"],
+        ["to prepare", "46", "1 empty, 1 undecodable"],
+        ["text", "46"],
+        ["quality", "45", "1 short"],
+        ["near duplicates", "40", "5 near duplicate"],
+        ["kept", "40"],
+    ]
     assert run_guarded(["data", "inventory", str(built / "data"), "recipe.toml", "--json"]) == 0
     (source,) = json.loads(capsys.readouterr().out)["sources"]
     assert source["passes"]["target_tokens"] == 40_000
     assert source["passes"]["epochs"] == pytest.approx(40_000 / source["training_tokens"], rel=0.02)
+    passes, over, begun = (float(word) for word in said.splitlines()[11].split()[-3:])
+    assert passes == pytest.approx(40_000 / source["training_tokens"], rel=0.01)
+    assert over == pytest.approx(source["passes_over_unique"], rel=0.01)
+    assert begun == pytest.approx(source["passes"]["epochs"], rel=0.01)
     assert source["passes_over_unique"] >= source["passes"]["epochs"] * 0.98
+
+
+def test_a_reason_that_a_step_and_its_source_share_is_told_at_both(built, capsys):
+    manifest = DataManifest.load(built / "data")
+    source = manifest.sources[0]
+    dropped = source.dropped | {"short": 3, "duplicate": 2}
+    found = dataclasses.replace(source.registered, found=52)
+    source = dataclasses.replace(source, dropped=dropped, registered=found)
+    dataclasses.replace(manifest, sources=(source.sealed(),)).save(built / "data")
+    run_guarded(["data", "inventory", str(built / "data")])
+    said = capsys.readouterr().out.splitlines()
+    told = [re.split(r"  +", line.strip())[3:] for line in said[3:8]]
+    assert told == [["1 empty, 2 short, 1 undecodable"], [], ["1 short"], ["5 near duplicate"], ["2 duplicate"]]
 
 
 @pytest.mark.parametrize(("words", "beyond"), [("rebalance", False), ("refuse", True)])

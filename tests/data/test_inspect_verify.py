@@ -110,6 +110,16 @@ def test_the_command_line_shows_no_traceback_for_any_of_them(data, capsys):
         damaging.restore(paths)
 
 
+@pytest.mark.parametrize(("pattern", "goes_on"), [("*/shard-00000.bin", True), ("*/held-out/*.bin", False)])
+def test_what_a_run_can_do_without_is_told(data, capsys, pattern, goes_on):
+    shard = sorted(data.glob(pattern))[0]
+    shard.write_bytes(bytes([shard.read_bytes()[0] ^ 1]) + shard.read_bytes()[1:])
+    assert run_guarded(["data", "verify", str(data)]) == 1
+    shown = capsys.readouterr().out
+    assert f"1 of {len(files_of(data))} files damaged" in shown
+    assert ('interventions.damaged_data = "quarantine"' in shown) is goes_on
+
+
 def test_all_damages_are_told_with_their_blocks(tmp_path):
     random = np.random.default_rng(0)
     documents = [[0, *random.integers(1, 60_000, 50_000).tolist()] for _ in range(48)]

@@ -26,7 +26,7 @@ from headway.data.inspect.show import Show
 from headway.data.kept_sets import USED_FILE
 from headway.data.manifest import MANIFEST_FILE, DataManifest
 from headway.data.place import CacheOptions, open_place, tokenizer_directory
-from headway.data.reader import TokenReader
+from headway.data.reader import TokenReader, frozen_tokenizer
 from headway.data.remote import Remote
 from headway.data.stream import Share, Stream
 from headway.data.tokenizer import TOKENIZER_FILE, Tokenizer
@@ -141,6 +141,12 @@ def test_a_conversion_fetches_the_tokenizer_alone(built, tmp_path, monkeypatch):
     found = convert_source.Source(path=tmp_path, format="headway", run=run).tokenizer(freeze(recipe, manifest))
     assert found.digest == manifest.tokenizer.digest
     assert fetched(tmp_path) == {MANIFEST_FILE, TOKENIZER_FILE}
+    (tmp_path / "other").mkdir()
+    manifest.save(tmp_path / "other")
+    Tokenizer.load(directory / TOKENIZER_FILE, "<|document|>").save(tmp_path / "other" / TOKENIZER_FILE)
+    other = dataclasses.replace(freeze(recipe, manifest).tokenizer, digest="sha256:0")
+    with pytest.raises(EnvironmentFault, match="holds another tokenizer than the run was frozen with"):
+        frozen_tokenizer(tmp_path / "other", dataclasses.replace(freeze(recipe, manifest), tokenizer=other))
     where = tokenizer_directory(directory)
     assert Tokenizer.load(where / TOKENIZER_FILE, "<|document|>").digest == found.digest
     assert Remote.open(url(directory)).size(TOKENIZER_FILE) == (where / TOKENIZER_FILE).stat().st_size

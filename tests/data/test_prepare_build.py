@@ -265,9 +265,10 @@ def trees(tmp_path: Path) -> dict[str, Path]:
 
 
 def test_a_build_counts_and_reports_what_it_left_out(trees, registry, tmp_path):
-    told: list[dict] = []
+    found: list[tuple[str, dict]] = []
     recipe = recipe_of(trees, ALL_STEPS | registry)
-    manifest = build_data(recipe, tmp_path / "data", lambda what, facts: told.append(facts) if what == "prepared" else None)
+    manifest = build_data(recipe, tmp_path / "data", lambda *what: found.append(what))
+    told, gathered = ([facts for what, facts in found if what == wanted] for wanted in ("prepared", "documents"))
     for name, root in trees.items():
         source = DataManifest.load(tmp_path / "data").source(name)
         files = sum(path.is_file() for path in root.rglob("*"))
@@ -286,6 +287,10 @@ def test_a_build_counts_and_reports_what_it_left_out(trees, registry, tmp_path):
     (sums,) = next(step["facts"]["sets"] for step in report["steps"] if step["step"] == "contamination")
     assert sums["documents_removed"] == sum(s.dropped["contamination"] for s in manifest.sources) > 0
     assert [facts["source"] for facts in told] == ["a", "b"]
+    assert {facts["source"]: facts["by_steps"] for facts in gathered} == {
+        "a": manifest.source("a").dropped,
+        "b": {reason: count for reason, count in manifest.source("b").dropped.items() if reason != "empty"},
+    }
     line = prepared_line(told[0])
     assert line.startswith(f"- a: prepared, {told[0]['documents']} of {told[0]['documents_read']} documents")
     assert "secret" in line

@@ -18,7 +18,7 @@ from test_build_restart import SHARD_BYTES, recipe_of, same_data, start, write_l
 from test_prepare_build import ALL_STEPS, spoiled, write_tree
 from test_prepare_contamination import questions
 
-from headway.base.errors import ConfigError, EnvironmentFault
+from headway.base.errors import EXIT_RUN, ConfigError, EnvironmentFault
 from headway.base.files import read_json
 from headway.data.build import build_data
 from headway.data.manifest import MANIFEST_FILE, REPORT_FILE
@@ -163,6 +163,19 @@ def test_processes_end_with_the_one_that_started_them(tmp_path):
         time.sleep(0.05)
     assert len(pids) == 2
     assert not alive
+
+
+def test_a_process_whose_answer_nobody_reads_ends_without_a_word(tmp_path):
+    """As when its owner is killed while it works, before it has looked for it again."""
+    write_pieces(tmp_path / "0", [Piece("text " * 100, "a", "s")])
+    reads, writes = os.pipe()
+    os.close(reads)
+    command = [sys.executable, "-m", "headway.data.prepare.worker", str(os.getpid())]
+    lines = '{"steps": []}\n' + json.dumps({"stem": str(tmp_path / "0"), "without": []}) + "\n"
+    ended = subprocess.run(command, input=lines, stdout=writes, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(writes)
+    assert (tmp_path / "0.out").exists()
+    assert (ended.returncode, ended.stderr) == (EXIT_RUN, "")
 
 
 def _is_alive(pid: int) -> bool:

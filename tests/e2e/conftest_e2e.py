@@ -122,8 +122,9 @@ class Bench:
         overrides=(),
         checkpoints: dict | None = None,
         layouts: dict[str, dict[str, int]] | None = None,
+        fleet: dict | None = None,
     ) -> RunDirectory:
-        deployment = self.deployment(layouts, {"every_steps": every_steps, **(checkpoints or {})})
+        deployment = self.deployment(layouts, {"every_steps": every_steps, **(checkpoints or {})}, fleet)
         return create_run(
             where,
             spec=self.spec(overrides),
@@ -140,13 +141,15 @@ class Bench:
         )
 
     @staticmethod
-    def deployment(layouts: dict[str, dict[str, int]] | None = None, checkpoints: dict | None = None) -> Deployment:
-        """One thread per process, and as many processes as the layouts (stage -> axes) ask for."""
+    def deployment(
+        layouts: dict[str, dict[str, int]] | None = None, checkpoints: dict | None = None, fleet: dict | None = None
+    ) -> Deployment:
+        """One thread per process, and as many processes as the layouts (stage -> axes) ask for; with a fleet one per node."""
         worlds = {math.prod(axes.get(axis, 1) for axis in AXES) for axes in (layouts or {}).values()} or {1}
         return Deployment.model_validate(
             {
                 "threads": 1,
-                "processes_per_node": worlds.pop(),
+                **({"nodes": worlds.pop(), "fleet": fleet} if fleet else {"processes_per_node": worlds.pop()}),
                 "layouts": layouts or {},
                 "checkpoints": {"every_steps": 4, "keep_last": 3, "when_busy": "wait"} | (checkpoints or {}),
                 "state_digest_every": 1,

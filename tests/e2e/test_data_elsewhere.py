@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 
 import pytest
 from conftest_e2e import Bench, trace
@@ -11,6 +12,9 @@ from conftest_e2e import Bench, trace
 from headway.base.files import read_json, write_json
 from headway.cli.main import run_guarded
 from headway.data.build import build_data
+from headway.data.kept_sets import USED_FILE
+from headway.data.manifest import MANIFEST_FILE
+from headway.data.tokenizer import TOKENIZER_FILE
 from headway.recipe.load import load_recipe
 from headway.rundir.metrics import read_chain_rows
 from headway.rundir.segments import current_chain, read_segments
@@ -49,6 +53,10 @@ def test_a_run_over_a_small_cache_is_killed_and_resumed_to_the_same_state(many_s
     far_shown = json.loads(capsys.readouterr().out)
     assert run_guarded(["data", "show", str(here.root), "3", "--json"]) == 0
     assert far_shown["sequences"] == json.loads(capsys.readouterr().out)["sequences"]
+    shutil.rmtree(tmp_path / "cache")
+    assert run_guarded(["sample", str(run.root), "--tokens", "2"]) == 0
+    fetched = {path.name for path in (tmp_path / "cache").rglob("*") if path.is_file() and path.name != USED_FILE}
+    assert fetched == {MANIFEST_FILE, TOKENIZER_FILE}, "all that text and ids need"
 
 
 def test_verify_audit_and_a_bound_at_the_command_line(many_shards, tmp_path, capsys, monkeypatch):

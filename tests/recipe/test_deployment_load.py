@@ -37,8 +37,25 @@ def test_the_processes_of_one_machine_run_larger_deployments_are_planned():
     sets = ["processes_per_node=8", "layouts.default.dp_shard=4", "layouts.default.tp=2"]
     assert load_deployment(None, sets).world == 8
     assert load_deployment(None, [*sets, "nodes=2", "layouts.default.dp_replicate=2"], runnable=False).world == 16
-    with pytest.raises(ConfigError, match="this version of the engine runs on one machine"):
+    with pytest.raises(ConfigError, match=r"the deployment has 2 nodes, and fleet\.hosts names 0"):
         load_deployment(None, [*sets, "nodes=2", "layouts.default.dp_replicate=2"])
+
+
+def test_several_machines_have_names_and_something_that_runs_a_command_on_them():
+    two = ["nodes=2", "layouts.default.dp_shard=2"]
+    named = [*two, 'fleet.hosts=["a", "b", "spare"]']
+    found = load_deployment(None, [*named, 'fleet.start=["ssh", "{host}"]'])
+    assert (found.fleet.hosts, found.fleet.start) == (("a", "b", "spare"), ("ssh", "{host}"))
+    assert load_deployment(None, [*named, "fleet.start=[]"]).resolved()["fleet"]["start"] == []
+    for given, seen in (
+        ([*named], "nothing says how a command is run on them"),
+        ([*two, 'fleet.hosts=["a"]', "fleet.start=[]"], "2 nodes, and fleet.hosts names 1"),
+        ([*two, 'fleet.hosts=["a", "a"]', "fleet.start=[]"], "a twice in fleet.hosts"),
+        ([*named, "fleet.start=[]", "fleet.least=3"], "at least 3 of 2 nodes"),
+        ([*two, 'fleet.hosts=["a", "-oProxyCommand=x"]', "fleet.start=[]"], "fleet.hosts"),
+    ):
+        with pytest.raises(ConfigError, match=seen):
+            load_deployment(None, given)
 
 
 def test_how_a_layout_is_carried_out_is_run_and_what_is_only_planned_is_refused():

@@ -295,10 +295,10 @@ def test_people_see_text_licence_and_no_control_characters(run, capsys):
         (["RUN", "--index", "3"], "--index without --stage", "--stage NAME"),
         (["RUN", "--stage", "main", "--index", "9999"], "there is no index 9,999", "indices 0 to"),
         (["RUN", "1", "--segment", "8"], "has no segment 8", "there are: 1, 2"),
-        (["RUN", "1", "--recipe", "demo"], "a run", "leave --recipe out"),
+        (["RUN", "1", "--recipe", "demo"], "--recipe with a run", "leave --recipe out"),
         (["DATA", "1"], "is data, not a run", "--recipe"),
-        (["NOTHING", "1"], "is not a run directory", "check the path"),
-        (["NOTHING", "1", "--recipe", "RECIPE"], "is no data directory", "headway data build"),
+        (["NOTHING", "1"], "is no data directory and no run", "by a run that reads it"),
+        (["NOTHING", "1", "--recipe", "RECIPE"], "is no data directory", "by a run that reads it"),
         (["DATA", "1", "--recipe", "demo"], "the data was built with vocabulary 300", "headway data build"),
     ],
 )

@@ -33,7 +33,8 @@ def build(
     """Train the tokenizer and write the token shards that a recipe names.
 
     A build that was killed or stopped goes on where it was when it is started again: what it had finished is verified and used.
-    What was built is described by a manifest; its digest becomes part of the run's identity.
+    Only the steps of [data.prepare] begin anew, since what they keep depends on what was read before. What was built is described
+    by a manifest; its digest becomes part of the run's identity.
     """
     import sys
 
@@ -70,16 +71,22 @@ def tell(what: str, facts: dict[str, Any]) -> None:
 def stage_line(what: str, facts: dict[str, Any]) -> str:
     """What is told of a stage that has ended; empty: nothing."""
     from headway.base.digests import short
+    from headway.base.units import format_bytes
 
     lines = {
         "prepared": lambda: prepared_line(facts),
         "documents": lambda: f"- {facts['source']}: {facts['documents']:,} documents{left_out(facts)}",
         "packed": lambda: f"- {facts['source']}: packed for sequences of {facts['sequence']:,}, {facts['padding']:.3%} padding",
-        "tokenizer": lambda: f"- tokenizer: {facts['vocabulary']:,} entries, digest {short(facts['digest'])}",
+        "training": lambda: f"- tokenizer: training on {format_bytes(facts['bytes'])} of text",
+        "tokenizer": lambda: f"- tokenizer: {facts['vocabulary']:,} entries, digest {short(facts['digest'])}{kept_words(facts)}",
         "encoder": lambda: f"- slower than it could be, by tokenizers alone: {facts['why']}",
         "reused": lambda: "- the same data was built here before: verified and used again" + other_facts(facts),
     }
     return lines[what]() if what in lines else ""
+
+
+def kept_words(facts: dict[str, Any]) -> str:
+    return ", taken over from a build that did not end" if facts.get("kept") else ""
 
 
 def other_facts(facts: dict[str, Any]) -> str:
@@ -89,8 +96,11 @@ def other_facts(facts: dict[str, Any]) -> str:
 
 
 def left_out(facts: dict[str, Any]) -> str:
-    """Of a source that no step prepared, whose line says it else: equal documents count once, always."""
-    reasons = [f"{count:,} {reason.replace('_', ' ')}" for reason, count in (facts.get("dropped") or {}).items()]
+    """What no step left out, whose line says it else: equal documents count once, always."""
+    from collections import Counter
+
+    rest = Counter(facts.get("dropped", {})) - Counter(facts.get("by_steps", {}))
+    reasons = [f"{count:,} {reason.replace('_', ' ')}" for reason, count in rest.items()]
     return f"; left out: {', '.join(reasons)}" if reasons else ""
 
 

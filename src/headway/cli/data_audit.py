@@ -1,4 +1,4 @@
-"""``headway data audit DIR``."""
+"""``headway data audit WHAT``: built data, a run or a recipe."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from headway.base.errors import EXIT_FINDINGS, EXIT_OK, ConfigError
-from headway.cli.data_verify import DataArgument
-from headway.cli.options import CacheOption, Json
+from headway.cli.data_named import Built, DataArgument, built, named
+from headway.cli.options import CacheOption, Json, Overrides
 
 MOST_GROUPS = 20
 
 
 def audit(
-    directory: DataArgument,
+    what: DataArgument,
     /,
     *,
     cache: CacheOption = None,
@@ -27,6 +27,7 @@ def audit(
     sample: Annotated[
         int, Parameter(metavar="TOKENS", help="Of each source, decoded for what counts characters, words and lines.")
     ] = 400_000,
+    overrides: Overrides = None,
     json: Json = False,
 ) -> int:
     """Audit the tokenizer on the data: bytes per token, fertility, whitespace, vocabulary, control tokens, odd Unicode.
@@ -39,7 +40,7 @@ def audit(
 
     if sample < 1:
         raise ConfigError(f"--sample {sample}", "at least one token of each source is decoded", "such as --sample 400000")
-    found = measured(directory, sample, cache, show_progress=sys.stderr.isatty())
+    found = measured(built(named(what, overrides), cache), sample, show_progress=sys.stderr.isatty())
     written = write(found, out) if out is not None else []
     if json:
         print_json(facts(found) | {"files": [str(path) for path in written]})
@@ -51,16 +52,16 @@ def audit(
     return EXIT_FINDINGS if found.findings() else EXIT_OK
 
 
-def measured(where: str, sample: int, cache: Path | None, *, show_progress: bool) -> Any:
+def measured(data: Built, sample: int, *, show_progress: bool) -> Any:
     """``show_progress``: a line on standard error while tokens are read."""
     from headway.cli.data_progress import token_meter
     from headway.cli.describe import refuse_other_place
     from headway.data.inspect.audit import audit
-    from headway.data.place import CacheOptions, open_place
+    from headway.data.place import open_place
 
-    refuse_other_place(where)
-    with token_meter(Path(where).name, show_progress) as tell:
-        return audit(open_place(where, CacheOptions(cache)), sample, tell)
+    refuse_other_place(data.where)
+    with token_meter(Path(data.where).name, show_progress) as tell:
+        return audit(open_place(data.where, data.cache), sample, tell)
 
 
 def write(found: Any, out: Path) -> list[Path]:

@@ -92,6 +92,7 @@ def lines(found: Any) -> Iterator[str]:
             yield from table([head, "", "A", "B"], [change_row(change) for change in listed], left=(0, 1, 2, 3))
     yield ""
     yield from consequences(found)
+    yield "as the two manifests say: headway data verify reads the bytes themselves"
 
 
 def source_row(source: Any) -> list[str]:

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from headway.base.errors import ConfigError
+from headway.cli.data_named import Kind, kind_of
 from headway.cli.options import CacheOption, DataOption, Json, Overrides
 
 SAME = 5e-6
@@ -18,7 +19,7 @@ SAME = 5e-6
 
 
 def mixture(
-    recipe: Annotated[str, Parameter(help="A run directory; or a recipe file, or the name of a preset.")],
+    what: Annotated[str, Parameter(help="A run directory; or a recipe file, or the name of a preset.")],
     /,
     *,
     steps: Annotated[
@@ -45,10 +46,7 @@ def mixture(
     """
     from headway.cli.output import print_json, say
 
-    is_run = (Path(recipe) / "run.json").is_file()
-    opened = opened_run(Path(recipe), cache) if is_run else opened_recipe(recipe, overrides, data, cache)
-    if opened.done is not None and (overrides or data is not None):
-        raise ConfigError("--set or --data with a run", "a run has its own spec and data, which nothing changes", "leave it out")
+    opened = opened_what(what, overrides, data, cache)
     found = reported(opened, steps, documents)
     if json:
         print_json(facts(opened, found))
@@ -67,6 +65,18 @@ class Opened:
     data: str | None  # a directory or a URL
     done: int | None
     cache: Any
+
+
+def opened_what(what: str, overrides: list[str] | None, data: str | None, cache: Path | None) -> Opened:
+    kind = kind_of(what)
+    if kind is Kind.DATA:
+        rule = f"{what} is data, and stages are of a recipe or a run"
+        raise ConfigError("data has no mixture", rule, f"headway data mixture RECIPE --data {what}")
+    if kind is Kind.RECIPE:
+        return opened_recipe(what, overrides, data, cache)
+    if overrides or data is not None:
+        raise ConfigError("--set or --data with a run", "a run has its own spec and data, which nothing changes", "leave it out")
+    return opened_run(Path(what), cache)
 
 
 def opened_run(place: Path, cache: Path | None = None) -> Opened:

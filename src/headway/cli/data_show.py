@@ -1,4 +1,4 @@
-"""``headway data show RUN STEP``."""
+"""``headway data show WHAT STEP``: of a run, of a recipe over the data built from it, or of data with --recipe."""
 
 from __future__ import annotations
 
@@ -11,13 +11,19 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from headway.base.errors import ConfigError
+from headway.cli.data_named import Kind, kind_of
 from headway.cli.options import CacheOption, Json, Overrides
 
 IN_FULL = 4
 
 
 def show(
-    run: Annotated[str, Parameter(help="A run directory; or a data directory or URL, with --recipe.")],
+    what: Annotated[
+        str,
+        Parameter(
+            help="A run directory; a recipe file or preset whose data is built; or a data directory or URL, with --recipe."
+        ),
+    ],
     step: Annotated[int | None, Parameter(help="A step, from 1, as the records of a run count them.")] = None,
     /,
     *,
@@ -59,9 +65,7 @@ def show(
     from headway.cli.output import say
 
     _refuse_contradictions(step, stage, index, sequence, replica)
-    opened = opened_run(Path(run), segment, cache) if recipe is None else opened_data(run, recipe, overrides, segment, cache)
-    if overrides and recipe is None:
-        raise ConfigError("--set without --recipe", "a run has its own spec, which nothing changes", "leave --set out")
+    opened = opened_what(what, recipe, overrides, segment, cache)
     found = selected(opened, step, stage, index, sequence, _replica_of(replica))
     if json:
         print_ascii_json(facts(opened, found))
@@ -118,22 +122,37 @@ class Selected:
     sequences: list[Any]
 
 
+def opened_what(what: str, recipe: str | None, overrides: list[str] | None, segment: int | None, cache: Path | None) -> Opened:
+    kind = kind_of(what)
+    if kind is not Kind.RUN and segment is not None:
+        raise ConfigError(f"--segment with {kind.value}", "segments are of a run", "name the run, or leave --segment out")
+    if recipe is not None and kind is not Kind.DATA:
+        rule = f"{what} is {kind.value}, which says itself what is trained"
+        raise ConfigError(f"--recipe with {kind.value}", rule, "leave --recipe out")
+    if kind is Kind.RUN:
+        if overrides:
+            raise ConfigError("--set with a run", "a run has its own spec, which nothing changes", "leave --set out")
+        return opened_run(Path(what), segment, cache)
+    if kind is Kind.RECIPE:
+        return opened_data(None, what, overrides, cache)
+    if recipe is None:
+        raise ConfigError(
+            f"{what} is data, not a run",
+            "which step reads what is a matter of the recipe",
+            f"headway data show {what} STEP --recipe R",
+        )
+    return opened_data(what, recipe, overrides, cache)
+
+
 def opened_run(place: Path, segment: int | None, cache: Path | None = None) -> Opened:
     """The stream of a run: its spec, its records, its data."""
     from headway.data.inspect.show import Show
-    from headway.data.manifest import MANIFEST_FILE
     from headway.data.place import CacheOptions, open_place
     from headway.data.reader import frozen_manifest
     from headway.data.stream import Stream
     from headway.rundir.layout import RunDirectory
     from headway.rundir.segments import deployment_of
 
-    if (place / MANIFEST_FILE).is_file() and not (place / "run.json").is_file():
-        raise ConfigError(
-            f"{place} is data, not a run",
-            "which step reads what is a matter of the recipe",
-            f"headway data show {place} STEP --recipe R",
-        )
     run = RunDirectory.open(place)
     spec, member = run.spec(), _segment_of(run, segment)
     options = CacheOptions(cache) if cache else CacheOptions.of(deployment_of(run))
@@ -158,25 +177,21 @@ def _segment_of(run: Any, wanted: int | None) -> Any:
     return found
 
 
-def opened_data(where: str, recipe: str, overrides: list[str] | None, segment: int | None, cache: Path | None = None) -> Opened:
-    """The stream that a recipe would have over built data; it has no skip records yet."""
-    from headway.cli.describe import cache_of, describe, manifest_of, refuse_other_place
+def opened_data(data: str | None, recipe: str, overrides: list[str] | None, cache: Path | None = None) -> Opened:
+    """The stream that a recipe would have over built data, None: over its own; it has no skip records yet."""
+    from headway.cli.describe import built_at, cache_of, describe, refuse_other_place
     from headway.data.freeze import freeze
     from headway.data.inspect.show import Show
     from headway.data.manifest import DataManifest
     from headway.data.place import open_place
     from headway.data.stream import Stream
 
-    place = Path(where)
-    if segment is not None or (place / "run.json").is_file():
-        raise ConfigError(
-            "--recipe with --segment or a run", "a run has its own spec and its own skip records", "leave --recipe out for a run"
-        )
-    refuse_other_place(where)
     description = describe(recipe, overrides, None, runnable=False)
-    data = open_place(where, cache_of(description, cache))
-    manifest = DataManifest.load(data.directory) if data.shards else manifest_of(description, where)[1]
-    return Opened(Show(Stream(freeze(description.loaded, manifest)), data, manifest), f"{where} with recipe {recipe}", None)
+    where = built_at(description, data)
+    refuse_other_place(where)
+    place = open_place(where, cache_of(description, cache))
+    manifest = DataManifest.load(place.directory)
+    return Opened(Show(Stream(freeze(description.loaded, manifest)), place, manifest), f"{where} with recipe {recipe}", None)
 
 
 def selected(

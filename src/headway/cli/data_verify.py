@@ -1,21 +1,18 @@
-"""``headway data verify DIR``."""
+"""``headway data verify WHAT``: built data, a run or a recipe."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any
-
-from cyclopts import Parameter
+from typing import Any
 
 from headway.base.errors import EXIT_FINDINGS, EXIT_OK
-from headway.cli.options import Json
+from headway.cli.data_named import DataArgument, built, named
+from headway.cli.options import Json, Overrides
 
-DataArgument = Annotated[str, Parameter(help="A data directory, as headway data build writes it, or a URL where one lies.")]
 
-
-def verify(directory: DataArgument, /, *, json: Json = False) -> int:
+def verify(what: DataArgument, /, *, overrides: Overrides = None, json: Json = False) -> int:
     """Read built data again from the storage, every byte of it, and compare all digests.
 
     Every block of every shard, the document ends, the tokenizer and the manifest itself. The files are dropped from the page
@@ -23,7 +20,7 @@ def verify(directory: DataArgument, /, *, json: Json = False) -> int:
     """
     from headway.cli.output import print_json, say
 
-    found = measured(directory, show_progress=sys.stderr.isatty())
+    found = measured(built(named(what, overrides)).where, show_progress=sys.stderr.isatty())
     if json:
         print_json(facts(found))
     else:
@@ -32,18 +29,16 @@ def verify(directory: DataArgument, /, *, json: Json = False) -> int:
     return EXIT_FINDINGS if found.damages else EXIT_OK
 
 
-def measured(where: str, *, show_progress: bool) -> Any:
+def measured(where: Path | str, *, show_progress: bool) -> Any:
     """``show_progress``: a line on standard error."""
     from headway.cli.checkpoint_verify import Meter
     from headway.data.inspect.verify import total_bytes, verify
-    from headway.data.remote import is_url
 
-    if is_url(where):
+    if isinstance(where, str):
         return measured_remote(where, show_progress=show_progress)
-    directory = Path(where)
-    meter = Meter(directory.name, total_bytes(directory)) if show_progress else None
+    meter = Meter(where.name, total_bytes(where)) if show_progress else None
     try:
-        return verify(directory, meter)
+        return verify(where, meter)
     finally:
         if meter is not None:
             meter.clear()
@@ -112,6 +107,8 @@ def lines(found: Any) -> Iterator[str]:
     damaged = sum(bool(file.damages) for file in found.files)
     if damaged:
         yield f"{damaged:,} of {len(found.files):,} files damaged: restore them from a copy, or build the data again elsewhere"
+        if any(file.damages and file.what == "shard" and not file.part.endswith(", held out") for file in found.files):
+            yield 'a run goes on without the damaged blocks of training tokens by interventions.damaged_data = "quarantine"'
     else:
         speed = f" in {found.seconds:.2f} s" if found.seconds >= 0.005 else ""
         yield f"it is whole: {format_bytes(found.bytes_read)}{speed}, digest {short(found.digest)}"

@@ -16,6 +16,7 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from headway.base.errors import EXIT_OK, ConfigError
+from headway.cli.chaos import FLEET
 
 PRESET = "demo"
 EARLIEST, LATEST = 0.35, 0.75  # share of the run in which a kill that is drawn falls
@@ -39,6 +40,14 @@ def demo(
             "no step is done again and nothing can be compared. Default: drawn at random.",
         ),
     ] = None,
+    chaos: Annotated[
+        bool,
+        Parameter(
+            negative="",
+            help="Train on two nodes of this machine and kill, one after the other: a rank, one that only stops, a node, the "
+            "store where ranks meet, the supervisor. About six minutes on two cores.",
+        ),
+    ] = False,
     json: Annotated[
         bool, Parameter(name="--json", negative="", help="Print the result as JSON; the course of things goes to stderr.")
     ] = False,
@@ -63,10 +72,13 @@ def demo(
         raise ConfigError(
             f"{root} is not empty", "the demo writes into a directory of its own", "name another with --out, or remove that one"
         )
+    if chaos and kill_at is not None:
+        raise ConfigError("--chaos with --kill-at", "chaos has times of its own", "leave one of them out")
+    scenes = _Demo(root, twin=twin, kill_at=kill_at, chaos=chaos)
     if not json:
-        return _Demo(root, twin=twin, kill_at=kill_at).play()[0]
+        return scenes.play()[0]
     with contextlib.redirect_stdout(sys.stderr):
-        code, result = _Demo(root, twin=twin, kill_at=kill_at).play()
+        code, result = scenes.play()
     print_json(result)
     return code
 
@@ -78,18 +90,20 @@ class _Demo:
     root: Path
     twin: bool
     kill_at: int | None
+    chaos: bool = False
 
     def play(self) -> tuple[int, dict[str, Any]]:
         from headway.base.clocks import SystemClock
         from headway.cli.describe import describe
 
         begin = SystemClock().stamp().boot_ns
-        description = describe(PRESET, None, None)
-        kill_step = choose_kill(description, self.kill_at)
+        description = describe(PRESET, [f"deployment.{key}" for key in FLEET] if self.chaos else None, None)
+        kill_step = None if self.chaos else choose_kill(description, self.kill_at)
         calibration = self.show_plan(description)
         manifest = self.build_data(description)
         run = self.create_run(description, manifest, calibration, kill_step)
-        if self.train(run, "3. Training, with a kill in the middle") != "complete":
+        title = "3. Training, killed five times" if self.chaos else "3. Training, with a kill in the middle"
+        if (self.suffer(run, title) if self.chaos else self.train(run, title)) != "complete":
             return INTERRUPTED, {"kind": "demo", "schema_version": 1, "run": str(run.root), "state": "stopped"}
         twin = self.train_twin(description, manifest) if self.twin else None
         proof = self.show_proof(run, twin)
@@ -126,12 +140,22 @@ class _Demo:
         show(manifest, self.root / "data")
         return manifest
 
-    def create_run(self, description: Any, manifest: Any, calibration: dict[str, Any], kill_step: int) -> Any:
+    def create_run(self, description: Any, manifest: Any, calibration: dict[str, Any], kill_step: int | None) -> Any:
         from headway.cli.run import create
 
-        fault = {"point": "step.gradients", "action": "kill", "step": kill_step}
+        faults = [] if kill_step is None else [{"point": "step.gradients", "action": "kill", "step": kill_step}]
         run, data = self.root / "run", self.root / "data"
-        return create(description, data, manifest, root=run, faults=[fault], calibration=calibration)
+        return create(description, data, manifest, root=run, faults=faults, calibration=calibration)
+
+    def suffer(self, run: Any, title: str) -> str:
+        """Train under chaos, from outside; returns the state the run ended in."""
+        from headway.cli.chaos import Chaos
+        from headway.cli.output import heading, say
+        from headway.cli.progress import Screen, is_terminal, progress_of
+
+        heading(title)
+        progress = progress_of(run.spec(), run.info()["deployment"]["log"]["every_steps"])
+        return Chaos(run, Screen(progress, live=is_terminal()).show, say, progress.schedule.total_steps).play()
 
     def train(self, run: Any, title: str) -> str:
         """Supervise ``run`` with its progress on the screen; returns the state it ended in."""

@@ -90,22 +90,29 @@ def manifest_of(description: Description, data: str | Path | None, cache: Path |
     """The data directory (a Path) or URL, and its manifest; a clear error where it has not been built."""
     from headway.data.manifest import MANIFEST_FILE, DataManifest
     from headway.data.place import manifest_at
+
+    directory = built_at(description, data)
+    if isinstance(directory, str):
+        return directory, manifest_at(directory, cache_of(description, cache))
+    if data is not None and not (directory / MANIFEST_FILE).exists():
+        rule = f"built data has a {MANIFEST_FILE} in it"
+        raise ConfigError(f"{directory} is no data directory", rule, "name the directory that headway data build wrote", "--data")
+    return directory, DataManifest.load(directory)
+
+
+def built_at(description: Description, data: str | Path | None = None) -> Path | str:
+    """Where the data of a recipe lies, or is said to; ConfigError for a directory that is not there."""
     from headway.recipe.load import name_in_commands
 
     directory = local_or_url(data) if data is not None else default_data(description)
-    if isinstance(directory, str):
-        return directory, manifest_at(directory, cache_of(description, cache))
-    if data is not None and directory.exists() and not (directory / MANIFEST_FILE).exists():
-        rule = f"built data has a {MANIFEST_FILE} in it"
-        raise ConfigError(f"{directory} is no data directory", rule, "name the directory that headway data build wrote", "--data")
-    if not directory.is_dir():
+    if not is_there(directory):
         recipe = name_in_commands(description.loaded.path) or description.recipe.name
         raise ConfigError(
             f"the data of this recipe has not been built: {directory} does not exist",
             "a run trains on built data only, so that its bytes are known before it starts",
             f"headway data build {recipe}, or name a data directory with --data",
         )
-    return directory, DataManifest.load(directory)
+    return directory
 
 
 def cache_of(description: Description, cache: Path | None) -> Any:
@@ -117,8 +124,8 @@ def cache_of(description: Description, cache: Path | None) -> Any:
 
 def refuse_other_place(where: str | Path) -> None:
     """ConfigError for a directory that holds no built data; what lies at a URL is seen when it is opened."""
+    from headway.base.urls import is_url
     from headway.data.manifest import MANIFEST_FILE
-    from headway.data.remote import is_url
 
     if not is_url(where) and not (Path(where) / MANIFEST_FILE).is_file():
         raise ConfigError(

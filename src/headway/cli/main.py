@@ -23,6 +23,8 @@ VERBS: dict[str, str] = {
     "run": "headway.cli.run:run",
     "status": "headway.cli.status:status",
     "resume": "headway.cli.run:resume",
+    "pause": "headway.cli.stop:pause",
+    "stop": "headway.cli.stop:stop",
     "sample": "headway.cli.sample:sample",
     "report": "headway.cli.report:report",
     "prove": "headway.cli.prove:prove",

@@ -240,6 +240,19 @@ class Progress:
         slower = f", its rate times {record['rate_factor']:g} from there on" if "rate_factor" in record else ""
         return [f"{seen}{back}{skipped}{slower}"]
 
+    def _on_node(self, record: Record) -> list[str]:
+        alarm = "" if record["state"] == "back" else "ALARM: "
+        return [f"- {alarm}node {record['host']} is {record['state']}: {record['reason']}"]
+
+    def _on_pause(self, record: Record) -> list[str]:
+        return [f"- paused: {record['reason']}; go on with headway resume"]
+
+    def _on_resume(self, record: Record) -> list[str]:
+        return [f"- {record['reason']}"] if record["reason"] else []
+
+    def _on_requeue(self, record: Record) -> list[str]:
+        return [f"- {' '.join(record['command'])}: {record['came']}"]
+
     def _on_finish(self, record: Record) -> list[str]:
         reason = f": {record['reason']}" if record.get("reason") else ""
         at = f" at step {self.last_step}/{self.schedule.total_steps}" if self.last_step else ""

@@ -104,13 +104,17 @@ def resume(
 
     A new supervisor takes the run over and continues from the last committed checkpoint: same data order, same learning
     rates, same numbers. A run that another supervisor still holds is refused. Under another deployment (other processes,
-    layouts, threads) it is the same run: same data, numbers within tolerance.
+    layouts, threads) it is the same run: same data, numbers within tolerance. A run that was paused (headway pause) is told
+    to go on, and stays with its owner.
     """
     from headway.cli.engine import require_engine
+    from headway.cli.stop import paused_owner
     from headway.rundir.layout import RunDirectory
 
     require_engine()
     directory = RunDirectory.open(run)
+    if (epoch := paused_owner(directory)) is not None:
+        return wake(directory, epoch, {"--deployment": deployment, "--mixture": mixture})
     change = mixture_change(directory, mixture, reason)
     other = other_deployment(directory, deployment) if deployment else None
     return follow(directory, json=json, deployment=other, change=change, spike=spike_answer(directory, spike))
@@ -128,6 +132,23 @@ def spike_answer(run: Any, answer: str | None) -> Any:
             "leave it out",
         )
     return None if answer is None else Answer(answer)
+
+
+def wake(directory: Any, epoch: int, options: dict[str, Any]) -> int:
+    """Ask the owner of a paused run to go on; changes need an owner of their own."""
+    from headway.cli.output import say
+    from headway.cli.stop import ask_owner
+
+    given = [name for name, value in options.items() if value is not None]
+    if given:
+        raise ConfigError(
+            f"{given[0]} for a run that is paused",
+            "a paused run goes on as it was, under its owner",
+            f"headway stop {directory.root}, then resume with {given[0]}",
+        )
+    ask_owner(directory, epoch, "resume", "")
+    say(f"asked its owner to go on; watch it with: headway status {directory.root}")
+    return EXIT_OK
 
 
 def mixture_change(run: Any, mixture: str | None, reason: str | None) -> Any:

@@ -51,7 +51,7 @@ from headway.data.prepare.pipeline import Preparation
 from headway.data.reader import TokenReader
 from headway.data.seen import Seen
 from headway.data.shards import SHARD_BYTES
-from headway.data.sources import Opened, open_source, refuse_undisclosed
+from headway.data.sources import Found, find_sources, refuse_undisclosed
 from headway.data.split import KEYS
 from headway.data.spool import AsRead, SealedSpool, Spool, remove
 from headway.data.tokenizer import TOKENIZER_FILE, Tokenizer
@@ -85,8 +85,9 @@ def build_data(
 
     ``workers``: processes that prepare and tokenise, 1: this one, None: one per core for much text. ``part_bytes``: text of what
     a killed build may have to do again, per process; None: by the size of the source. Neither shows in the result.
-    ``progress`` is told (what, facts): reading, documents, tokenizer, tokens, written, reused. Errors: ConfigError for an empty
-    source, a vocabulary that does not fit, a directory in use for something else; EnvironmentFault for what the machine refuses.
+    ``progress`` is told (what, facts): reading, documents, training, tokenizer, tokens, written, reused. Errors: ConfigError for
+    an empty source, a vocabulary that does not fit, a directory in use for something else; EnvironmentFault for what the machine
+    refuses.
     """
     recipe = recipe.recipe if isinstance(recipe, LoadedRecipe) else recipe
     directory = Path(directory).absolute()
@@ -137,6 +138,7 @@ class _Build:
         self.seed: int = recipe.seed if recipe.data.seed is None else recipe.data.seed
         self.output, self.made = work / "data", work / "made"
         self.brought = brought_by(recipe.tokenizer)  # what is wrong with it is said before sources are read
+        self.found: dict[str, Found] = {}  # by source
         self.spools: list[SealedSpool] = []
         self.apart = Apart(recipe.data, seed=self.seed, made=self.made, spools=self.spools)
         self.reads: dict[str, AsRead] = {}  # by source, as far as their documents have been read
@@ -158,15 +160,15 @@ class _Build:
                 spool.close()
 
     def _gather(self) -> None:
+        self.found = find_sources(self.recipe.data.sources)
         seen = Seen(self.work / "seen")
         try:
             for number, source in enumerate(self.recipe.data.sources):
-                opened = open_source(source)
-                key = self._reading_key(source, opened)
+                key = self._reading_key(source)
                 directory = self.work / f"spool-{number}"
                 kept = None if self.preparation.compares else SealedSpool.find(directory, key)
                 if kept is None:
-                    self.spools.append(self._read(Spool(directory), number, seen, opened, key))
+                    self.spools.append(self._read(Spool(directory), number, seen, key))
                 else:
                     self.spools.append(kept)
                     for digest in kept.digests():
@@ -183,12 +185,13 @@ class _Build:
                     "documents": receipt.documents,
                     "bytes": receipt.bytes,
                     "dropped": receipt.dropped,
+                    "by_steps": self.preparation.left_out(source.name),
                 }
                 self.tell("documents", facts | {"kept": kept is not None})
         finally:
             seen.close()
 
-    def _read(self, spool: Spool, number: int, seen: Seen, opened: Opened, key: str) -> SealedSpool:
+    def _read(self, spool: Spool, number: int, seen: Seen, key: str) -> SealedSpool:
         source, read_at = self.recipe.data.sources[number], _now()
         found = self.preparation.documents(source)
         try:
@@ -200,7 +203,8 @@ class _Build:
                 KEYS[self.apart.by(source)],
             )
             hit("build.source_read", number)
-            sealed = spool.seal(key=key, where=opened.where, read=self.reads[source.name], read_at=read_at)
+            where = self.found[source.name].opened.where
+            sealed = spool.seal(key=key, where=where, read=self.reads[source.name], read_at=read_at)
         finally:
             spool.close()
         hit("build.source_sealed", number)
@@ -208,10 +212,10 @@ class _Build:
 
     def _read_source(self, source: Any) -> AsRead:
         """Its documents as they are found; what passed is remembered for its registration."""
-        self.reads[source.name] = AsRead(open_source(source).documents())
+        self.reads[source.name] = AsRead(self.found[source.name].opened.documents())
         return self.reads[source.name]
 
-    def _reading_key(self, source: Any, opened: Opened) -> str:
+    def _reading_key(self, source: Any) -> str:
         """Of all that a spool follows from: files, settings, program, and the sources before it, whose texts are duplicates here.
 
         Settings of the data that shape no document are named; whatever else is set there counts.
@@ -223,7 +227,8 @@ class _Build:
         )
         before = [spool.receipt.content for spool in self.spools]
         program = [_FORMAT, __version__, platform.python_version()]
-        return digest_json({"source": own, "data": common, "before": before, "program": program, "files": opened.stamp()})
+        files = self.found[source.name].stamp
+        return digest_json({"source": own, "data": common, "before": before, "program": program, "files": files})
 
     def _inputs_digest(self) -> str:
         recipe = self.recipe
@@ -335,9 +340,8 @@ class _Build:
     def _produce(self, inputs: str) -> DataManifest:
         sources = [self.apart.split(number) for number in range(len(self.spools))]
         self._refuse_few_documents(sources)
-        tokenizer, made = obtain(self.recipe.tokenizer, self.brought, list(sources), self.made)
+        tokenizer, made = obtain(self.recipe.tokenizer, self.brought, list(sources), self.made, self.tell)
         tokenizer.save(self.output / TOKENIZER_FILE)
-        self.tell("tokenizer", {"vocabulary": tokenizer.vocabulary, "digest": tokenizer.digest})
         sources = [self.apart.decided(number, work, tokenizer) for number, work in enumerate(sources)]
         assembly = Assembly(
             sources=sources,

@@ -25,6 +25,7 @@ from headway.base.digests import digest_bytes
 from headway.base.errors import ConfigError, EnvironmentFault, from_os_error
 from headway.base.files import make_directory, unique_sibling, write_atomic
 from headway.base.units import format_bytes
+from headway.base.urls import is_url
 from headway.data.cache import ShardCache
 from headway.data.ends import END_BYTES
 from headway.data.kept_sets import KeptSet, sweep
@@ -38,7 +39,7 @@ from headway.data.manifest import (
     SourceEntry,
     TableFile,
 )
-from headway.data.remote import Remote, is_url, missing
+from headway.data.remote import Remote, missing
 
 DEFAULT_BOUND_BYTES = 16 * 2**30
 

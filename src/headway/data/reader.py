@@ -20,16 +20,18 @@ import numpy as np
 
 from headway.base.digests import digest_file
 from headway.base.errors import ConfigError, DamagedData, EnvironmentFault, from_os_error
+from headway.base.urls import is_url
 from headway.data.ahead import Ahead, Wish
 from headway.data.ends import Ends
 from headway.data.infill import infilled
 from headway.data.manifest import BLOCK_BYTES, DTYPES, DataManifest
 from headway.data.mapped import damaged
 from headway.data.packing import packing_digest
-from headway.data.place import DataPlace
+from headway.data.place import CacheOptions, DataPlace, tokenizer_directory
 from headway.data.plans import Plan
 from headway.data.stream import ChunkSpan, Positions
 from headway.data.token_sets import DocumentSpan, Tokens
+from headway.data.tokenizer import Tokenizer
 from headway.data.windows import HeldOutBatch, Spans, WindowBatch, cut_batch, document_numbers, held_out_batch, parts_of
 from headway.recipe.spec import Spec, StageSpec
 
@@ -271,27 +273,56 @@ class TokenReader:
             yield held_out_batch(self._held_out[source], number, start, T, targets)
 
 
+def frozen_tokenizer(where: str | Path, spec: Spec, cache: CacheOptions | None = None) -> Tokenizer:
+    """The tokenizer that ``spec`` was frozen with: of data at a URL only that and the manifest are fetched. EnvironmentFault."""
+    refuse_moved(where)
+    directory = tokenizer_directory(where, cache)
+    entry = DataManifest.load(directory).tokenizer
+    found = Tokenizer.load(directory / entry.file, entry.document_token)
+    if found.digest != spec.tokenizer.digest:
+        raise EnvironmentFault(
+            f"{where} holds another tokenizer than the run was frozen with",
+            f"tokenizer digest: found {found.digest}, frozen {spec.tokenizer.digest}",
+            "put the run's own data back in that place (a symbolic link will do)",
+        )
+    return found
+
+
+def refuse_moved(where: str | Path) -> None:
+    """EnvironmentFault where a run's data directory is not there; of a URL, opening it tells."""
+    if not is_url(where) and not Path(where).is_dir():
+        raise EnvironmentFault(
+            f"the data of this run is not at {where}",
+            "a run reads its data where it was when the run was created",
+            "move it back, or put a symbolic link to it in that place: it is recognised by its content",
+        )
+
+
 def frozen_manifest(directory: Path, spec: Spec) -> DataManifest:
     """The manifest that ``spec`` was frozen with, its sources numbered as those of ``spec`` are."""
-    manifest = DataManifest.load(directory)
+    return as_frozen(DataManifest.load(directory), spec, directory)
+
+
+def as_frozen(manifest: DataManifest, spec: Spec, where: Path | str) -> DataManifest:
+    """``manifest``, of ``where``, if ``spec`` was frozen with it, its sources numbered as those of ``spec`` are."""
     if manifest.digest() != spec.manifest_digest:
         raise EnvironmentFault(
-            f"{directory} holds other data than the run was frozen with",
+            f"{where} holds other data than the run was frozen with",
             f"manifest digest: found {manifest.digest()}, frozen {spec.manifest_digest}; differs: {_differing(manifest, spec)}",
             "put its own data back in that place (a symbolic link will do), or build it again from the same documents",
         )
-    _check_plans(manifest, spec, directory)
+    _check_plans(manifest, spec, where)
     return manifest.of(source.name for source in spec.sources)
 
 
-def _check_plans(manifest: DataManifest, spec: Spec, directory: Path) -> None:
+def _check_plans(manifest: DataManifest, spec: Spec, where: Path | str) -> None:
     """They are no content of the data: a directory may have lost them, or have others."""
     for stage in spec.stages:
         for source, frozen in zip(spec.sources, stage.packed):
             plan = manifest.source(source.name).packing(stage.sequence_length)
             if frozen.bins and (plan is None or packing_digest(plan) != frozen.digest):
                 raise EnvironmentFault(
-                    f"{directory} has {'no' if plan is None else 'another'} plan that packs {source.name} for stage {stage.name}",
+                    f"{where} has {'no' if plan is None else 'another'} plan that packs {source.name} for stage {stage.name}",
                     "a run reads the windows that it was frozen with",
                     "build the data again with the run's recipe into the same directory: that adds its plans",
                 )

@@ -13,10 +13,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, TypeVar
-from urllib.parse import urlsplit
 
 from headway.base.clocks import Clock, SystemClock
 from headway.base.errors import ConfigError, EnvironmentFault
+from headway.base.urls import secret_in
 from headway.store.mirror.faults import in_words, is_bug, may_pass
 
 PAUSES_SECONDS = (0.5, 1.0, 2.0, 4.0, 8.0)
@@ -26,15 +26,7 @@ PROTOCOLS = ("s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "http", "https", "
 _PACKAGES = {"s3": "s3fs", "s3a": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "az": "adlfs", "abfs": "adlfs", "abfss": "adlfs"}
 _PACKAGES |= {"http": "aiohttp", "https": "aiohttp"}
 
-_CONTAINER_FIRST = ("az", "abfs", "abfss")
-"""What stands before @ in their URLs is a container: abfs://CONTAINER@ACCOUNT.dfs.core.windows.net/PREFIX."""
-_OF_THIS_MACHINE = ("file", "memory")
-
 T = TypeVar("T")
-
-
-def is_url(where: object) -> bool:
-    return "://" in str(where)
 
 
 class Remote:
@@ -136,18 +128,8 @@ def _check(url: str) -> None:
             f"data is read from {', '.join(p + '://' for p in PROTOCOLS)}: the place itself, nothing in between",
             "name the storage, or copy the data to this machine",
         )
-    try:
-        parts = urlsplit(url)
-        user, password, _ = parts.username, parts.password, parts.port  # no number: a password with a slash in it, perhaps
-    except ValueError:
-        raise ConfigError("the URL of the data cannot be read", "", "write s3://BUCKET/PREFIX") from None
-    has_user = password is not None or (user is not None and protocol not in _CONTAINER_FIRST)
-    if has_user or (parts.query and protocol not in _OF_THIS_MACHINE):
-        raise ConfigError(
-            f"the URL of the data holds {'a user name or a password' if has_user else 'a query, what stands behind ?'}",
-            "it is kept in run.json and shown: it names a place, not a secret",
-            "leave that out; the environment has it, for s3:// as AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
-        )
+    if problem := secret_in(url, "data"):
+        raise ConfigError([problem])
 
 
 def _options(protocol: str) -> dict[str, Any]:

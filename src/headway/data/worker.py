@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from headway.base.errors import HeadwayError, from_os_error
-from headway.base.owner import end_with
+from headway.base.owner import end_with, tell_owner
 from headway.base.plain import from_plain
 from headway.data.parts import PartPlace, PartTask, tokenise
 from headway.data.split import Arranged, Order
@@ -68,18 +68,14 @@ class Workshop:
 
 def main() -> None:
     end_with(int(sys.argv[1]))
-
-    def say(**what: Any) -> None:
-        print(json.dumps(what), flush=True)
-
     try:
         workshop = Workshop(from_plain(Setup, json.loads(sys.stdin.readline())))
         for line in sys.stdin:
             task = from_plain(PartTask, json.loads(line))
-            workshop.make(task, lambda documents, size, tokens: say(told=[documents, size, tokens]))
-            say(done=task.number)
+            workshop.make(task, lambda documents, size, tokens: tell_owner(told=[documents, size, tokens]))
+            tell_owner(done=task.number)
     except HeadwayError as error:
-        say(failed=[dataclasses.asdict(problem) for problem in error.problems], kind=type(error).__name__)
+        tell_owner(failed=[dataclasses.asdict(problem) for problem in error.problems], kind=type(error).__name__)
 
 
 if __name__ == "__main__":

@@ -40,7 +40,7 @@ def _parser() -> argparse.ArgumentParser:
     train.add_argument("--segment", type=int, required=True)
     train.add_argument("--rank", type=int, default=0)
     train.add_argument("--world", type=int, default=1, help="processes of this segment")
-    train.add_argument("--meeting", default=None, help="file through which they find each other")
+    train.add_argument("--meeting", default=None, help="file, or tcp://address:port/name, through which they find each other")
     sample = verbs.add_parser("sample", help="decode prompts with a checkpoint of a run")
     sample.add_argument("run", type=Path)
     sample.add_argument("--checkpoint", default=None, help="name under checkpoints/; default: the newest that verifies")
@@ -69,6 +69,10 @@ def _parser() -> argparse.ArgumentParser:
     prove.add_argument("request", type=Path)
     dryrun = verbs.add_parser("dryrun", help="one rank's step at its real size, without the others and without values")
     dryrun.add_argument("request", type=Path)
+    store = verbs.add_parser("store", help="serve the store through which ranks of several nodes meet, until standard input ends")
+    store.add_argument("--address", required=True)
+    store.add_argument("--port", type=int, required=True)
+    store.add_argument("--descriptor", type=int, required=True, help="of the listening socket")
     verbs.add_parser("bench-input", help="measure whether input or step limits a run: a request on standard input")
     return parser
 
@@ -177,6 +181,13 @@ def _bench_input(options: argparse.Namespace) -> int:
     return 0
 
 
+def _store(options: argparse.Namespace) -> int:
+    from headway.parallel.group import serve_store
+
+    serve_store(options.address, options.port, options.descriptor)
+    return 0
+
+
 def _unexpected(error: BaseException) -> HeadwayError:
     """In the words of Python."""
     return RunError(f"{type(error).__name__}: {error}", "", "the log of that rank has the traceback")
@@ -210,6 +221,7 @@ VERBS = {
     "prove": _prove,
     "dryrun": _dryrun,
     "bench-input": _bench_input,
+    "store": _store,
 }
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ ALARM_STEPS = 64
 
 @dataclass(frozen=True, kw_only=True)
 class RunSummary:
-    """``state``: created, running, complete, stopped, failed, crashed (its owner died), orphan (and its trainer still runs)."""
+    """``state``: created, running, paused, complete, stopped, failed, crashed (its owner died), orphan (its trainer runs on)."""
 
     name: str
     state: str
@@ -117,7 +117,7 @@ def _last(rows: list[dict], kind: str) -> dict:
 def _state(view: LeaseView, history: EventChain, segments: list[Segment], clock: Clock) -> tuple[str, str]:
     events = history.chain
     if view.state == "held":
-        return "running", ""
+        return ("paused", events[-1]["reason"]) if events and events[-1]["kind"] == "pause" else ("running", "")
     if not events and not segments and not history.damaged_lines:
         return "created", "it was never started"
     if not events:

@@ -1,9 +1,10 @@
-"""The process group of a run: every rank of a segment meets the others through a file, and every wait has an end.
+"""The process group of a run: every rank of a segment meets the others in one place, and every wait has an end.
 
     launcher --(rank, world, file in a private directory)--> rank: "here" in the file, waits for the others --> gloo or nccl
 
-A file, and not a port: only who may read the directory can join, no other program can take the port between its choice and its
-use, and the file system cleans up after everybody. Messages between the ranks of one machine go over the loopback interface.
+On one machine a file, and not a port: only who may read the directory can join, no other program can take the port between its
+choice and its use, and the file system cleans up after everybody; messages go over the loopback interface. Ranks of several nodes
+meet in a store beside the supervisor (``supervise/meeting.py``), on none of the nodes.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from urllib.parse import urlsplit
 
 import torch.distributed as dist
 
@@ -24,13 +26,14 @@ MEETING_SECONDS = 300.0
 COLLECTIVE_SECONDS = 1800.0
 """Of a collective, in every group. Longer than the supervisor waits for progress: it judges first, and ends all ranks at once."""
 BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
+THIS_MACHINE = ("127.0.0.1", "::1", "localhost")
 LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
 _POLL_SECONDS = 0.01
 
 
 @dataclass(frozen=True)
 class Member:
-    """One of ``world`` processes; ``meeting``: the file through which they find each other."""
+    """One of ``world`` processes; ``meeting``: the file through which they find each other, or tcp://address:port/name."""
 
     rank: int
     world: int
@@ -39,8 +42,7 @@ class Member:
 
 def join(member: Member, device: str = "cpu", given_up: Callable[[], object] = lambda: False) -> None:
     """Become a rank of the default group. EnvironmentFault names the ranks that did not come; ``given_up``: stop waiting."""
-    use_loopback()
-    store = dist.FileStore(member.meeting, member.world)
+    store = _store_of(member)
     store.set_timeout(datetime.timedelta(seconds=MEETING_SECONDS))
     store.set(_here(member.rank), "1")
     _await_others(store, member.world, given_up)
@@ -51,6 +53,35 @@ def join(member: Member, device: str = "cpu", given_up: Callable[[], object] = l
         world_size=member.world,
         timeout=datetime.timedelta(seconds=COLLECTIVE_SECONDS),
     )
+
+
+def _store_of(member: Member) -> dist.Store:
+    place = urlsplit(member.meeting)
+    if place.scheme != "tcp":
+        use_loopback()
+        return dist.FileStore(member.meeting, member.world)
+    assert place.hostname is not None, member.meeting
+    assert place.port is not None, member.meeting
+    if place.hostname in THIS_MACHINE:
+        use_loopback()
+    try:
+        waits = datetime.timedelta(seconds=MEETING_SECONDS)
+        store = dist.TCPStore(place.hostname, place.port, is_master=False, wait_for_workers=False, timeout=waits)
+    except (dist.DistError, RuntimeError) as error:
+        raise EnvironmentFault(
+            f"rank {member.rank} does not reach the store at {place.netloc}: {error}",
+            "the ranks of several nodes meet in a store beside the supervisor",
+            "fleet.address is an address of the machine that runs headway, one that all nodes reach",
+        ) from error
+    return dist.PrefixStore(place.path.strip("/"), store)
+
+
+def serve_store(address: str, port: int, descriptor: int) -> None:
+    """On a listening socket that is there already; returns when standard input ends."""
+    store = dist.TCPStore(address, port, is_master=True, wait_for_workers=False, master_listen_fd=descriptor)
+    while os.read(0, 4096):
+        pass
+    del store
 
 
 def use_loopback() -> None:

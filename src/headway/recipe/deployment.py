@@ -14,12 +14,14 @@ from pydantic import AfterValidator, Field
 from pydantic_core import PydanticCustomError
 
 from headway.base import units
+from headway.base.urls import secret_in
 from headway.recipe.chips import Chip, known_chip
 from headway.recipe.fields import (
     AS_RESOLVED,
     Bytes,
     BytesPerSecond,
     FlopsPerSecond,
+    HostName,
     Listed,
     Name,
     Seconds,
@@ -202,6 +204,8 @@ class AdaptiveInterval(Section):
 
 
 def _some_url(text: str) -> str:
+    if problem := secret_in(text, "mirror"):  # said before run.json has it
+        raise PydanticCustomError("quantity", "{seen}", {"seen": problem.seen, "rule": f"{problem.rule}; {problem.way_out}"})
     if "://" not in text and not text.startswith("/"):
         rule = "a URL such as s3://bucket/runs or file:///shared/runs, or an absolute path"
         raise PydanticCustomError("quantity", "{seen}", {"seen": f"{text!r} names no second place", "rule": rule})
@@ -273,6 +277,33 @@ class Supervise(Section):
         "least time between the termination signal and the kill, duration; twice the longest step and save seen, if that is more",
         30.0,
     )
+    requeue: Listed[Annotated[str, Field(min_length=1)]] = said(
+        "command to run when a signal stopped the run before its end, {NAME} a variable of the environment: "
+        '["scontrol", "requeue", "{SLURM_JOB_ID}"]; empty: none',
+        (),
+    )
+
+
+class Fleet(Section):
+    """The machines of a run on several, each with an agent that the supervisor starts; ranks meet in a store beside it."""
+
+    hosts: Listed[HostName] = said(
+        "names of the machines, as start knows them: the first nodes of them train, the others are hot stand-by", ()
+    )
+    start: Listed[Annotated[str, Field(min_length=1)]] | None = said(
+        'command that runs another on a machine, {host} its name: ["ssh", "{host}"], ["srun", "-N1", "-w", "{host}"]; '
+        "[]: on this machine, for drills",
+        None,
+    )
+    python: str | None = said("interpreter on the machines; None: the path of this one", None)
+    address: str = said("address of the machine that runs headway, which all machines reach", "127.0.0.1")
+    least: Whole | None = said(
+        "machines to go on with when others are lost: fewer data-parallel replicas, the same batch and stream; None: wait", None
+    )
+    evict_after: Whole = said("faults that begin on a machine before the run goes on without it", 2)
+    rejoin: Annotated[Seconds, Field(gt=0)] = said("between two tries to reach a lost machine, duration", 60.0)
+    silence: Annotated[Seconds, Field(ge=2)] = said("without a word of a machine's agent, which speaks every second: lost", 10.0)
+    patience: Annotated[Seconds, Field(gt=0)] = said("for the first word of an agent, duration", 60.0)
 
 
 class DataCache(Section):
@@ -310,6 +341,7 @@ class Deployment(Section):
     log: LogPolicy = said("what is shown", LogPolicy())
     state_digest_every: WholeOrZero = said("steps between two digests of the whole state in the records; 0: none", 0)
     supervise: Supervise = said("how the run is watched and restarted", Supervise())
+    fleet: Fleet = said("the machines, where there are several", Fleet())
     data_directory: str | None = said("where built data lies, a directory or a URL; None: beside the run directories", None)
     cache: DataCache = said("for data at a URL", DataCache())
     notes: Listed[str] = said("anything worth keeping beside the run", ())

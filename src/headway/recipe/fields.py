@@ -127,6 +127,7 @@ WholeOrZero = Annotated[int, Field(ge=0)]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
 _NAME = r"^[^\s/\p{Cc}](?:[^/\p{Cc}\p{Zl}\p{Zp}]*[^\s/\p{Cc}])?$"
 Name = Annotated[str, Field(pattern=_NAME, max_length=100), AfterValidator(_no_path)]
+HostName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:-]*$", max_length=253)]
 Day = Annotated[str, BeforeValidator(_as_day), AfterValidator(_day)]
 Version = Annotated[Literal[1], one_of(1)]
 Listed = Annotated[tuple[T, ...], BeforeValidator(_as_tuple)]

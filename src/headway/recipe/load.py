@@ -220,6 +220,12 @@ def preset_names(kind: str = "recipe") -> list[str]:
     return sorted(p.stem for p in files if f'kind = "{kind}"' in p.read_text("utf-8").splitlines())
 
 
+def is_shipped(name: str) -> bool:
+    """Whether a preset or worksheet has that name."""
+    bare = name not in ("", ".", "..") and Path(name).name == name
+    return bare and any((preset_directory() / f"{name}{suffix}").is_file() for suffix in (".toml", ".worksheet.toml"))
+
+
 def name_in_commands(path: str) -> str:
     """What a command calls the recipe at ``path``: a preset that was found by its name by that name, a file by its path."""
     preset = Path(path).stem

@@ -10,6 +10,7 @@ import tomllib
 from typing import Any
 
 from headway.base.errors import Problem
+from headway.base.urls import without_credentials
 from headway.recipe.lines import KeyPath
 from headway.recipe.plain_values import printable
 
@@ -87,4 +88,4 @@ def _problem(override: str, seen: str, way_out: str) -> Problem:
 
 def shown(override: str) -> str:
     """An override as the place of a problem."""
-    return f"--set {printable(override)}"
+    return f"--set {printable(without_credentials(override))}"

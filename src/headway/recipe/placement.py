@@ -42,15 +42,33 @@ def check_deployment(deployment: Deployment, *, runnable: bool = True) -> Iterat
 
 
 def _check_runnable(deployment: Deployment) -> Iterator[Finding]:
-    """One machine."""
-    if deployment.nodes > 1:
+    """Several machines have names, and something that runs a command on them."""
+    fleet, nodes = deployment.fleet, deployment.nodes
+    if len(set(fleet.hosts)) < len(fleet.hosts):
+        twice = sorted({host for host in fleet.hosts if fleet.hosts.count(host) > 1})
+        yield ("fleet", "hosts"), Problem(f"{', '.join(twice)} twice in fleet.hosts", "a machine has one agent", "name each once")
+    if len(fleet.hosts) < (nodes if nodes > 1 else 0):
         yield (
-            ("nodes",),
+            ("nodes",) if not fleet.hosts else ("fleet", "hosts"),
             Problem(
-                f"the deployment has {deployment.nodes} nodes",
-                "this version of the engine runs on one machine; larger deployments can be planned",
-                "use nodes = 1, and processes_per_node for the processes of that machine",
+                f"the deployment has {nodes} nodes, and fleet.hosts names {len(fleet.hosts)}",
+                "a run on several machines is told their names",
+                'such as fleet.hosts = ["n0", "n1"], fleet.start = ["ssh", "{host}"]; or nodes = 1 and processes_per_node',
             ),
+        )
+    if fleet.hosts and fleet.start is None:
+        yield (
+            ("fleet", "hosts"),
+            Problem(
+                f"fleet.hosts names {len(fleet.hosts)} machines, and nothing says how a command is run on them",
+                "fleet.start is the command before the command",
+                'fleet.start = ["ssh", "{host}"]; [] runs all of them on this machine',
+            ),
+        )
+    if fleet.least is not None and fleet.least > nodes:
+        yield (
+            ("fleet", "least"),
+            Problem(f"at least {fleet.least} of {nodes} nodes", "it is how few are enough", "lower fleet.least"),
         )
 
 

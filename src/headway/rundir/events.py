@@ -20,7 +20,13 @@ from headway.base.records import RecordWriter, read_records
 from headway.rundir.categories import Category, is_category
 from headway.rundir.layout import RunDirectory, epoch_of
 
-_CLOSES = {"hang": Category.HANG, "exit": Category.DETECTION_TO_STOP, "finish": Category.RECONFIGURE}
+_CLOSES = {
+    "hang": Category.HANG,
+    "exit": Category.DETECTION_TO_STOP,
+    "pause": Category.RECONFIGURE,
+    "resume": Category.PLANNED_PAUSE,
+    "finish": Category.RECONFIGURE,
+}
 _FIELDS: dict[str, dict[str, type]] = {
     "open": {"epoch": int},
     "launch": {"segment": int, "pid": int},
@@ -30,6 +36,9 @@ _FIELDS: dict[str, dict[str, type]] = {
     "quarantine": {"source": str, "token": int, "tokens": int},
     "mixture": {"stage": int, "first": int, "weights": dict, "reason": str},
     "spike": {"segment": int, "step": int, "action": str},
+    "pause": {"reason": str},
+    "resume": {"reason": str},
+    "node": {"host": str, "state": str, "reason": str},
     "finish": {"state": str, "reason": str},
     "note": {"text": str},
 }

@@ -10,6 +10,8 @@ RUN/
   events/               epoch-000001.jsonl                        the supervisor's records, one file per epoch
   segments/0001/        segment.json, steps.jsonl, trainer.log, error.json; of further ranks trainer-00001.log, stalls-00001.jsonl
   checkpoints/          g0001-s00000040/ ...                      see store/
+  requests/             000001.json                               what people ask of the owner: stop, pause, resume
+  fleet/                HOST.log                                  what the commands said that start agents on nodes
   report/               report.html, report.md, plots
 """
 
@@ -101,6 +103,10 @@ class RunDirectory:
     @property
     def checkpoints(self) -> Path:
         return self.root / "checkpoints"
+
+    @property
+    def requests(self) -> Path:
+        return self.root / "requests"
 
     @property
     def report(self) -> Path:

@@ -65,6 +65,13 @@ def deployment_of(run: RunDirectory, segments: list[Segment] | None = None) -> d
     return (segments[-1].deployment if segments else None) or run.info()["deployment"]
 
 
+def in_force(segment: Segment, stated: dict[str, Any]) -> dict[str, Any]:
+    """The deployment that ``segment`` runs under: its own or the run's, with the layouts that it was shrunk to, if it was."""
+    deployment = segment.deployment or stated
+    layouts = segment.layout.get("layouts")
+    return deployment | {"layouts": layouts} if layouts else deployment
+
+
 def layout_of(deployment: dict[str, Any], stage: str) -> dict[str, Any]:
     """The axes of a training stage in a resolved deployment; empty: one process."""
     layouts = deployment.get("layouts", {})

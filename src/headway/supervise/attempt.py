@@ -11,7 +11,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -21,10 +21,16 @@ from headway.rundir.events import EventLog
 from headway.rundir.layout import RunDirectory
 from headway.rundir.lease import Lease
 from headway.rundir.metrics import as_row
+from headway.rundir.requests import Inbox, Request
 from headway.supervise.causes import cause, status_words
 from headway.supervise.launcher import LocalRanks, TrainerProcess, world_of
 from headway.supervise.options import SuperviseOptions
 from headway.supervise.patience import Patience
+
+PAUSE = "pause"
+"""An attempt is ended, after a save, because somebody asked the run to rest."""
+REGROUP = "regroup"
+"""An attempt on fewer nodes is ended, after a save, because others are there again."""
 
 
 class StopSignals:
@@ -36,13 +42,13 @@ class StopSignals:
     MOMENT_SECONDS = 0.3
 
     def __init__(self) -> None:
-        self.count, self.name = 0, ""
+        self.count, self.name, self.by_signal = 0, "", False
         self._last = -math.inf
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> StopSignals:
         if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):  # the last: a batch system's warning
                 if signal.getsignal(number) is not signal.SIG_IGN:  # nohup asked to ignore it
                     self._before[number] = signal.signal(number, self._on_signal)
         return self
@@ -51,11 +57,16 @@ class StopSignals:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
+    def ask(self, name: str) -> None:
+        """As a signal does."""
+        self.count, self.name = self.count + 1, name
+
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         now, before = time.monotonic(), self._last
         self._last = now
         if now - before > self.MOMENT_SECONDS:
-            self.count, self.name = self.count + 1, signal.Signals(number).name
+            self.by_signal = True
+            self.ask(signal.Signals(number).name)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,6 +81,8 @@ class Watch:
     stop: StopSignals
     patience: Patience
     show: Callable[[dict], None]
+    inbox: Inbox
+    pauses: list[Request] = field(default_factory=list)  # what was asked and not answered yet; empty: the run goes on
 
     def record(self, kind: str, **fields: Any) -> None:
         self.show(self.events.append(kind, **fields))
@@ -80,7 +93,17 @@ class Watch:
     def pause(self) -> None:
         """One beat of any waiting loop."""
         self.lease.renew_if_due()
+        for request in self.inbox.take():
+            self._obey(request)
         self.clock.sleep(self.options.poll_seconds)
+
+    def _obey(self, request: Request) -> None:
+        if request.verb == "stop":
+            self.stop.ask(request.words)
+        elif request.verb == "pause" and not self.pauses:
+            self.pauses.append(request)
+        elif request.verb == "resume":
+            self.pauses.clear()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,7 +115,7 @@ class AttemptEnd:
     code: int | None
     signal: int | None
     end_state: str | None
-    forced: str  # why the supervisor ended it: "", "stop", "hang", "lease lost"
+    forced: str  # why the supervisor ended it: "", "stop", "hang", "lease lost", "pause", "regroup"
     reason: str  # for people
     rank: int | None = None
 
@@ -100,8 +123,10 @@ class AttemptEnd:
 class Attempt:
     """One trainer under watch."""
 
-    def __init__(self, watch: Watch, segment: int, process: TrainerProcess):
-        self._watch, self._segment, self._process = watch, segment, process
+    def __init__(self, watch: Watch, segment: int, process: TrainerProcess, more_nodes: Callable[[], bool] = lambda: False):
+        """``more_nodes``: whether nodes that this attempt lacks are there again."""
+        self._watch, self._segment, self._process, self._more_nodes = watch, segment, process, more_nodes
+        self._saved = False
         self._tails = [RecordTail(watch.run.steps_file(segment))]
         self._tails += [RecordTail(watch.run.stalls_file(segment, rank)) for rank in range(1, world_of(watch.run, segment))]
         self._end_state: str | None = None
@@ -132,6 +157,7 @@ class Attempt:
             self._watch.patience.progress(row, self._watch.now_ns())
             if row["kind"] == "end":
                 self._end_state = row["state"]
+            self._saved = self._saved or row["kind"] == "save"
             self._watch.show(row)
 
     def _decide(self) -> None:
@@ -140,10 +166,14 @@ class Attempt:
             self._end("lease lost", min(options.grace_seconds, options.ttl_seconds / 4))
         elif watch.stop.count and not self._forced:
             self._end("stop", watch.patience.grace_seconds(options.grace_seconds))
+        elif watch.pauses and not self._forced:
+            self._end(PAUSE, watch.patience.grace_seconds(options.grace_seconds))
         elif not self._forced and watch.patience.is_over(watch.now_ns()):
             self._limit_seconds = watch.patience.limit_seconds  # as it stands now: rows that come later teach longer ones
             watch.record("hang", segment=self._segment, last_progress_boot_ns=watch.patience.last_progress_ns)
             self._end("hang", min(options.grace_seconds, options.hang_grace_seconds))
+        elif not self._forced and self._saved and self._more_nodes():
+            self._end(REGROUP, watch.patience.grace_seconds(options.grace_seconds))
         elif self._forced and not self._killed and (watch.now_ns() >= self._deadline_ns or watch.stop.count > 1):
             self._killed = True
             self._process.kill()
@@ -180,6 +210,8 @@ class Attempt:
             "stop": f"asked to stop by {self._watch.stop.name}, {status}",
             "hang": f"no progress for {self._limit_seconds:.0f} s, {status}",
             "lease lost": f"the lease was lost, {status}",
+            PAUSE: f"{self._watch.pauses[0].words if self._watch.pauses else 'a pause'}, {status}",
+            REGROUP: f"nodes are there again, {status}",
         }[self._forced]
         if code == 0 and self._end_state is None:
             words += " without a record of its end"

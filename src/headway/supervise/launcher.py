@@ -78,10 +78,14 @@ class LocalProcess:
     def kill(self) -> None:
         kill_session(self.pid)
 
-    def close(self) -> None:
+    def hang_up(self) -> None:
+        """End of file on its stdin: it saves and ends."""
         if self._process.stdin is not None:
             with contextlib.suppress(OSError):
                 self._process.stdin.close()
+
+    def close(self) -> None:
+        self.hang_up()
         if self._process.returncode is not None:
             kill_session(self.pid)  # helpers that outlived their trainer
 
@@ -165,25 +169,25 @@ class ProcessLauncher:
     """Starts ``command(run, segment)`` on this machine, as often as the segment has ranks, each with a log of its own."""
 
     def __init__(self, command: Callable[[RunDirectory, int], list[str]] = engine_command):
-        self._command = command
+        self.command = command
 
     def launch(self, run: RunDirectory, segment: int) -> TrainerProcess:
-        command, world = self._command(run, segment), world_of(run, segment)
+        command, world = self.command(run, segment), world_of(run, segment)
         if world == 1:
-            return _start(command, log_of(run, segment))
+            return start_process(command, log_of(run, segment))
         meeting = Path(tempfile.mkdtemp(prefix=PRIVATE))
         started: list[LocalProcess] = []
         try:
             for rank in range(world):
                 place = ["--rank", str(rank), "--world", str(world), "--meeting", str(meeting / "ranks")]
-                started.append(_start([*command, *place], log_of(run, segment, rank)))
+                started.append(start_process([*command, *place], log_of(run, segment, rank)))
         except BaseException:
             for process in started:
                 process.kill()
                 process.close()
             shutil.rmtree(meeting, ignore_errors=True)
             raise
-        return LocalRanks(started, lambda: _first_error(run, segment), meeting)
+        return LocalRanks(started, lambda: first_error_of(run, segment), meeting)
 
 
 def world_of(run: RunDirectory, segment: int) -> int:
@@ -193,7 +197,8 @@ def world_of(run: RunDirectory, segment: int) -> int:
     return int(layout.get("world", 1))
 
 
-def _first_error(run: RunDirectory, segment: int) -> int | None:
+def first_error_of(run: RunDirectory, segment: int) -> int | None:
+    """The rank that left word of its failure first; None: none did."""
     try:
         error = read_json(run.segment(segment) / "error.json", "error record")
     except HeadwayError:
@@ -201,7 +206,8 @@ def _first_error(run: RunDirectory, segment: int) -> int | None:
     return error.get("rank") if isinstance(error, dict) else None
 
 
-def _start(command: list[str], log: Path) -> LocalProcess:
+def start_process(command: list[str], log: Path) -> LocalProcess:
+    """A rank on this machine, its output appended to ``log``. EnvironmentFault where it cannot be started."""
     try:
         with open(log, "ab") as output:
             process = subprocess.Popen(

@@ -23,6 +23,7 @@ class SuperviseOptions:
     orphan_seconds: float = 30.0  # how long the trainer of a dead owner may take to end by itself; at least as above
     backoff_seconds: float = 1.0  # pause before a restart, times the number of fruitless attempts
     poll_seconds: float = 0.1
+    requeue: tuple[str, ...] = ()  # command that puts the job into its batch system's queue again
     author: str = "automatic"  # who started this supervisor
 
     @staticmethod
@@ -32,7 +33,7 @@ class SuperviseOptions:
         names = {"max_fruitless_attempts": "max_fruitless_attempts", "lease_ttl": "ttl_seconds"}
         names |= {"hang_floor": "hang_floor_seconds", "grace": "grace_seconds"}
         given = {names[key]: value for key, value in section.items() if key in names}
-        return SuperviseOptions(**given, author=author)
+        return SuperviseOptions(**given, requeue=tuple(section.get("requeue", ())), author=author)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -69,8 +69,7 @@ class Spikes:
     def consider(self) -> str:
         """Why a person has to decide; empty: nobody has."""
         self._decision = None
-        answer, self._answer = self._answer, None
-        segments = read_segments(self._watch.run)
+        answer, segments = self._answer, read_segments(self._watch.run)
         spike = pending_spike(self._watch.run, segments)
         if spike is None:
             return ""
@@ -112,6 +111,7 @@ class Spikes:
         if not segments:
             return segment
         newest, decision = segments[-1], self._decision
+        self._answer = None
         segment = replace(segment, skips=newest.skips, rates=newest.rates, spikes=newest.spikes)
         if decision is None:
             return segment

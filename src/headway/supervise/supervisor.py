@@ -23,12 +23,12 @@ from headway.base.failpoints import guard
 from headway.data.stream import Stream
 from headway.data.transition import MixtureChange, with_change
 from headway.recipe.schedules import Schedule
-from headway.recipe.spec import Spec
 from headway.rundir.events import EventLog, read_events
 from headway.rundir.layout import RunDirectory
 from headway.rundir.lease import Lease, LeaseView
 from headway.rundir.metrics import read_all_steps
 from headway.rundir.processes import this_process
+from headway.rundir.requests import Inbox
 from headway.rundir.segments import (
     Segment,
     current_chain,
@@ -42,11 +42,13 @@ from headway.store.admissible import Choice, choose, saving_segments
 from headway.store.mirror.choice import choose_with_mirror
 from headway.store.mirror.mirror import Mirror
 from headway.store.writer.client import end_writers
-from headway.supervise.attempt import Attempt, AttemptEnd, StopSignals, Watch
+from headway.supervise.attempt import PAUSE, REGROUP, Attempt, AttemptEnd, StopSignals, Watch
 from headway.supervise.causes import error_of, error_words, log_tail
-from headway.supervise.launcher import Launcher, ProcessLauncher
+from headway.supervise.fleet import Fleet, FleetOptions, described
+from headway.supervise.launcher import Launcher, ProcessLauncher, engine_command
 from headway.supervise.options import Outcome, SuperviseOptions
 from headway.supervise.patience import Patience
+from headway.supervise.requeue import requeue
 from headway.supervise.spikes import Answer, Spikes
 from headway.supervise.takeover import take_over
 from headway.supervise.writers import await_writers
@@ -92,11 +94,23 @@ def supervise(
                 floor_seconds=options.hang_floor_seconds, factor=options.hang_factor, generous_seconds=options.startup_seconds
             )
             watch = Watch(
-                run=run, options=options, clock=clock, lease=lease, events=events, stop=stop, patience=patience, show=show
+                run=run,
+                options=options,
+                clock=clock,
+                lease=lease,
+                events=events,
+                stop=stop,
+                patience=patience,
+                show=show,
+                inbox=Inbox(run, lease.epoch, clock),
             )
-            return _Supervisor(watch, launcher or ProcessLauncher(), deployment, change, Spikes(watch, spike)).run()
+            outcome = _Supervisor(watch, launcher or ProcessLauncher(), deployment, change, Spikes(watch, spike)).run()
+            asked_by_signal = stop.by_signal
     finally:
         lease.release()
+    if outcome.state == "stopped" and asked_by_signal and options.requeue:
+        requeue(options.requeue, show)
+    return outcome
 
 
 def _is_complete(run: RunDirectory) -> bool:
@@ -148,6 +162,8 @@ class _Supervisor:
         self._reported: set[tuple[str, str]] = set()
         self._refused: dict[str, str] = {}  # checkpoints that a trainer could not load, with its words
         self._damage: dict[str, Any] | None = None  # training tokens that the last attempt found damaged, to be left out
+        self._fleet: Fleet | None = None  # None: all processes are on this machine
+        self._excused = False  # the last attempt ended with its node, which says nothing of the run
 
     def run(self) -> Outcome:
         watch = self._watch
@@ -155,12 +171,20 @@ class _Supervisor:
             watch.patience.learn(rows)
         try:
             take_over(watch)
+            options = FleetOptions.of(self._deployment or deployment_of(watch.run))
+            if options is not None:
+                command = self._launcher.command if isinstance(self._launcher, ProcessLauncher) else engine_command
+                before = read_events(watch.run)
+                self._launcher = self._fleet = Fleet(watch.run, options, watch.record, watch.pause, before, command)
             while True:
                 outcome = self._attempt()
                 if outcome is not None:
                     return outcome
         except HeadwayError as error:
             return self._finish("failed", str(error), error.exit_code)
+        finally:
+            if self._fleet is not None:
+                self._fleet.close()
 
     def _attempt(self) -> Outcome | None:
         """One turn of the loop; None: go on with another attempt."""
@@ -169,17 +193,33 @@ class _Supervisor:
             return self._lost()
         if watch.stop.count:
             return self._finish("stopped", f"asked to stop by {watch.stop.name}", EXIT_OK)
+        if watch.pauses:
+            self._rest()
+            return None
         if question := self._spikes.consider():
             return self._finish("failed", question, EXIT_RUN)
         choice = self._choose()
         if self._fruitless >= watch.options.max_fruitless_attempts:
             return self._give_up(choice)
         self._back_off()
-        if watch.stop.count or watch.lease.must_stop():
+        hosts = self._fleet.gather(self._is_asked_to_end) if self._fleet is not None else ()
+        if self._is_asked_to_end():
             return None
-        segment = self._write_segment(choice)
+        segment = self._write_segment(choice, hosts)
         self._last_end = self._launch_and_follow(segment)
         return self._judge(self._last_end)
+
+    def _rest(self) -> None:
+        """Until somebody asks to go on or to stop; nodes stay, and so does the lease."""
+        watch = self._watch
+        watch.record("pause", reason=watch.pauses[0].words)
+        while watch.pauses and not (watch.stop.count or watch.lease.must_stop()):
+            watch.pause()
+        watch.record("resume", reason="" if watch.pauses else "asked to go on")
+
+    def _is_asked_to_end(self) -> bool:
+        watch = self._watch
+        return bool(watch.stop.count or watch.pauses) or watch.lease.must_stop()
 
     def _choose(self) -> Choice:
         """Where to go on from. Progress is what a fresh choice can prove, not what the trainer said."""
@@ -212,7 +252,7 @@ class _Supervisor:
         """
         if self._last_choice is None or choice.step > self._best_step or self._spikes.goes_back:
             self._fruitless, self._best_step = 0, choice.step
-        elif choice.step <= self._last_choice.step:
+        elif choice.step <= self._last_choice.step and not self._excused:
             self._fruitless += 1
         self._last_choice = choice
 
@@ -222,14 +262,14 @@ class _Supervisor:
         while self._watch.now_ns() < until_ns and not self._watch.stop.count:
             self._watch.pause()
 
-    def _write_segment(self, choice: Choice) -> Segment:
+    def _write_segment(self, choice: Choice, hosts: tuple[str, ...]) -> Segment:
         """The parent is the segment whose state goes on, so a checkpoint that was passed over leaves the chain with its tail."""
         run = self._watch.run
         segments = {segment.id: segment for segment in read_segments(run)}
         parent = segments.get(choice.segment) if choice.segment is not None else None
         stated = run.info()["deployment"]
         deployment = self._deployment or deployment_of(run, list(segments.values()))
-        layout = _layout(deployment, run.spec(), choice.step)
+        layout = self._layout(deployment, choice.step, hosts)
         end_writers(run, _most_ranks(run), first=layout["world"])  # nobody comes back for what they hold
         reason, transitions = self._reason(bool(segments)), self._transitions(segments, parent, choice.step)
         segment = Segment(
@@ -249,6 +289,16 @@ class _Supervisor:
         segment = self._spikes.applied(segment, list(segments.values()))
         write_segment(run, segment)
         return segment
+
+    def _layout(self, deployment: dict[str, Any], step: int, hosts: tuple[str, ...]) -> dict[str, Any]:
+        """What goes on after ``step``: processes, the stage, its axes; of several machines, which they are."""
+        spec = self._watch.run.spec()
+        schedule = Schedule(spec)
+        stage = spec.stages[schedule.place(min(step, schedule.total_steps)).stage].name
+        if self._fleet is not None:
+            return self._fleet.place(deployment, stage, hosts)
+        world = deployment.get("nodes", 1) * deployment.get("processes_per_node", 1)
+        return {"world": world, "stage": stage, "axes": layout_of(deployment, stage)}
 
     def _quarantines(self, segments: dict[int, Segment], parent: Segment | None, step: int) -> tuple[dict, ...]:
         """Those in force, also where no checkpoint was written under them yet; and what was found last, from here on."""
@@ -288,6 +338,8 @@ class _Supervisor:
             damage = self._damage
             return f"quarantine: {damage['tokens']:,} tokens of {damage['source']} ({damage['shard']}, block {damage['block']})"
         if self._last_end is not None:
+            if self._last_end.forced in (PAUSE, REGROUP):
+                return f"{self._last_end.forced}: {self._last_end.reason}"
             relaid = self._last_end.end_state == RELAID and self._last_end.code == EXIT_OK
             return "the next stage trains under another layout" if relaid else f"restart: {self._last_end.reason}"
         return "resume" if has_history else "start"
@@ -296,8 +348,9 @@ class _Supervisor:
         self._attempts += 1
         process = self._launcher.launch(self._watch.run, segment.id)
         host = this_process()["host"]
-        ranks = [{"pid": rank.pid, "start_ticks": rank.start_ticks} for rank in getattr(process, "ranks", ())]
-        fields = {"ranks": ranks, "layout": layout_words(segment.layout)} if ranks else {}
+        ranks = [described(rank) for rank in getattr(process, "ranks", ())]
+        fields: dict[str, Any] = {"ranks": ranks, "layout": layout_words(segment.layout)} if ranks else {}
+        fields |= {"store": self._fleet.store} if self._fleet is not None else {}
         try:
             self._watch.record(
                 "launch", segment=segment.id, pid=process.pid, start_ticks=process.start_ticks, host=host, **fields
@@ -306,7 +359,8 @@ class _Supervisor:
             process.kill()
             process.close()
             raise
-        return Attempt(self._watch, segment.id, process).follow()
+        more_nodes = self._fleet.is_back if self._fleet is not None else lambda: False
+        return Attempt(self._watch, segment.id, process, more_nodes).follow()
 
     def _judge(self, end: AttemptEnd) -> Outcome | None:
         error = error_of(self._watch.run, end.segment) or {}
@@ -316,10 +370,13 @@ class _Supervisor:
         if isinstance(error.get("damage"), dict) and self._quarantines_damage():
             too_much = self._too_much(error["damage"])
             self._damage = None if too_much else error["damage"]
+        self._excused = self._fleet is not None and self._fleet.judge(end.rank if not end.forced else None, end.code, end.reason)
         if end.forced == "lease lost":
             return self._lost()
         if end.end_state == "complete":
             return self._finish("complete", "all steps are trained", EXIT_OK)
+        if end.forced in (PAUSE, REGROUP):
+            return None
         if end.forced == "stop" or (end.end_state == "stopped" and end.code == 0):
             return self._finish("stopped", end.reason, EXIT_OK)
         if end.end_state == RELAID and end.code == EXIT_OK:
@@ -381,14 +438,6 @@ class _Supervisor:
             self._watch.record("note", text=rule, state="lost")
         self._watch.events.close()
         return Outcome(state="lost", reason=rule, attempts=self._attempts, exit_code=EXIT_ENVIRONMENT)
-
-
-def _layout(deployment: dict[str, Any], spec: Spec, step: int) -> dict[str, Any]:
-    """What goes on after ``step``: processes, the stage, its axes."""
-    schedule = Schedule(spec)
-    stage = spec.stages[schedule.place(min(step, schedule.total_steps)).stage].name
-    world = deployment.get("nodes", 1) * deployment.get("processes_per_node", 1)
-    return {"world": world, "stage": stage, "axes": layout_of(deployment, stage)}
 
 
 def _most_ranks(run: RunDirectory) -> int:

@@ -22,7 +22,7 @@ def take_over(watch: Watch) -> None:
     launch = unfinished_launch(read_events(watch.run)) or _unrecorded_launch(watch)
     if launch is None:
         return
-    if launch["stamp"]["boot_id"] == watch.clock.stamp().boot_id:
+    if _is_of_this_boot(launch, watch.clock.stamp().boot_id):
         reason = _end_here(watch, launch)
     elif launch.get("host") == socket.gethostname():
         reason = "this host was booted again since"
@@ -39,6 +39,11 @@ def _unrecorded_launch(watch: Watch) -> dict | None:
     rows = read_steps(watch.run, newest) if newest and newest not in recorded else []
     start = next((row for row in rows if row["kind"] == "start"), None)
     return {"segment": newest, "pid": start["pid"], "stamp": start["stamp"]} if start else None
+
+
+def _is_of_this_boot(launch: dict, boot_id: str) -> bool:
+    """All of it: ranks on other nodes cannot be looked at from here."""
+    return launch["stamp"]["boot_id"] == boot_id and all(rank.get("boot_id", boot_id) == boot_id for rank in _ranks(launch))
 
 
 def _is_running(launch: dict) -> bool:

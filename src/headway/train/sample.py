@@ -8,13 +8,13 @@ from typing import Any
 from headway.base.errors import RunError
 from headway.checkpoint.load import load_checkpoint
 from headway.data.place import CacheOptions
+from headway.data.reader import frozen_tokenizer
 from headway.data.tokenizer import Tokenizer
 from headway.evaluate.sample import greedy
 from headway.recipe.schedules import Schedule
 from headway.rundir.layout import RunDirectory
 from headway.rundir.segments import current_chain, deployment_of, read_segments
 from headway.store.admissible import choose
-from headway.train.setup import open_data
 from headway.train.trainee import build_trainee
 
 
@@ -30,7 +30,7 @@ def sample_run(run_root: Path, checkpoint: str | None, prompts: list[str], token
     if choice.checkpoint is None:
         raise RunError("this run has no committed checkpoint yet", "sampling reads a checkpoint", "wait for the first save")
     spec = directory.spec()
-    _, tokenizer = open_data(directory.info()["data"], spec, CacheOptions.of(deployment_of(directory)))
+    tokenizer = frozen_tokenizer(directory.info()["data"], spec, CacheOptions.of(deployment_of(directory)))
     trainee = build_trainee(spec)
     manifest = load_checkpoint(directory.checkpoints / choice.checkpoint, trainee.state())
     trainee.compute.refresh()

@@ -18,12 +18,12 @@ import torch
 from headway.base import failpoints
 from headway.base.clocks import Clock, SystemClock
 from headway.base.digests import digest_json
-from headway.base.errors import EnvironmentFault, RunError
+from headway.base.errors import RunError
 from headway.checkpoint.load import Sources, load_state
 from headway.checkpoint.saver import Place, SavePolicy, Saver
 from headway.data.place import CacheOptions, open_place
 from headway.data.prefetch import Prefetcher
-from headway.data.reader import TokenReader
+from headway.data.reader import TokenReader, refuse_moved
 from headway.data.stream import Stream, stream_digests
 from headway.data.tokenizer import Tokenizer
 from headway.parallel.group import Member
@@ -34,7 +34,7 @@ from headway.recipe.spike_rules import SpikeRules
 from headway.rundir.layout import RunDirectory
 from headway.rundir.metrics import StepLog
 from headway.rundir.processes import start_ticks
-from headway.rundir.segments import Segment, current_chain, layout_of, read_segments, stream_record
+from headway.rundir.segments import Segment, current_chain, in_force, layout_of, read_segments, stream_record
 from headway.store.manifest import Manifest
 from headway.train.cadence import Cadence
 from headway.train.crew import ALONE, Crew, Unwritten, join
@@ -148,7 +148,7 @@ def set_up(
     info, spec = directory.info(), directory.spec()
     chain = chain_of(directory, segment_id)
     schedule = Schedule(spec, chain[-1].rates)
-    deployment, phases = chain[-1].deployment or info["deployment"], Phases(clock)
+    deployment, phases = in_force(chain[-1], info["deployment"]), Phases(clock)
     axes, policy = axes_at(chain[-1].restored_step, schedule, deployment), TrainPolicy.of(deployment)
     torch.set_num_threads(policy.threads)
     environment = full_environment(str(axes))
@@ -227,13 +227,8 @@ def chain_of(directory: RunDirectory, segment_id: int) -> list[Segment]:
 
 def open_data(where: str | Path, spec: Spec, cache: CacheOptions | None = None) -> tuple[TokenReader, Tokenizer]:
     """The built data, only if it is the data that the Spec was frozen with (D9)."""
+    refuse_moved(where)
     place = open_place(where, cache)
-    if not place.directory.is_dir():
-        raise EnvironmentFault(
-            f"the data of this run is not at {where}",
-            "a run reads its data where it was when the run was created",
-            "move it back, or put a symbolic link to it in that place: it is recognised by its content",
-        )
     reader = TokenReader.open(place, spec)
     entry = reader.manifest.tokenizer
     return reader, Tokenizer.load(place.directory / entry.file, entry.document_token)

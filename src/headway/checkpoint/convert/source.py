@@ -7,8 +7,8 @@ from pathlib import Path
 
 from headway.base.errors import ConfigError, HeadwayError, RunError
 from headway.checkpoint.convert import FORMATS
-from headway.data.manifest import DataManifest
-from headway.data.place import CacheOptions, tokenizer_directory
+from headway.data.place import CacheOptions
+from headway.data.reader import frozen_tokenizer
 from headway.data.tokenizer import Tokenizer
 from headway.recipe.spec import Spec
 from headway.rundir.layout import RunDirectory
@@ -39,12 +39,9 @@ class Source:
         if self.run is None or spec is None:
             return None
         try:
-            directory = tokenizer_directory(self.run.info()["data"], CacheOptions.of(deployment_of(self.run)))
-            entry = DataManifest.load(directory).tokenizer
-            found = Tokenizer.load(directory / entry.file, entry.document_token)
+            return frozen_tokenizer(self.run.info()["data"], spec, CacheOptions.of(deployment_of(self.run)))
         except (HeadwayError, KeyError):
             return None
-        return found if found.digest == spec.tokenizer.digest else None
 
 
 def locate(text: str, named_format: str | None) -> Source:

@@ -23,6 +23,7 @@ import xxhash
 
 from headway.data.ends import Ends
 from headway.data.manifest import DataManifest, PreparationStep, SourceEntry
+from headway.data.place import DataPlace
 from headway.data.prepare.words import ngrams
 from headway.data.reader import TokenReader
 from headway.data.stream import Coverage
@@ -85,10 +86,13 @@ class SourceInventory:
         return self.passes.target_tokens / unique if self.passes and unique else None
 
 
-def inventory(directory: Path, coverage: list[Coverage] | None = None, progress: Progress | None = None) -> list[SourceInventory]:
-    """Of every source; all training tokens are read, verified. ``coverage``: of a recipe's stages over this data."""
-    manifest = DataManifest.load(directory)
-    reader = TokenReader(directory, manifest)
+def inventory(
+    place: DataPlace | Path, coverage: list[Coverage] | None = None, progress: Progress | None = None
+) -> list[SourceInventory]:
+    """Of every source; all training tokens are read, verified. ``coverage``: of a run or of a recipe's stages over it."""
+    place = DataPlace.of(place)
+    manifest = DataManifest.load(place.directory)
+    reader = TokenReader(place, manifest)
     passes = {entry.source: entry for entry in coverage or ()}
     counted = _DocumentCounter(sum(entry.documents for entry in manifest.sources))
     return [

@@ -131,13 +131,17 @@ def total_bytes(directory: Path) -> int:
     return sum(item.bytes for item in _items(manifest, lambda file: np.empty(0, np.uint8)) if item.bytes is not None)
 
 
+def is_of_a_build(directory: Path) -> bool:
+    """Whether ``directory`` has anything that a build writes."""
+    return any(next(directory.glob(name), None) for name in (MANIFEST_FILE, TOKENIZER_FILE, "*/documents.ends"))
+
+
 def _refuse_other(directory: Path) -> None:
     """A directory that lost its manifest is damaged; one that has nothing of a build is a mistake of the caller."""
     if not directory.is_dir():
         seen = "is a file" if directory.exists() else "does not exist"
         raise ConfigError(f"{directory} {seen}", "built data is a directory", "name what headway data build wrote, or build it")
-    known = (MANIFEST_FILE, TOKENIZER_FILE, "*/documents.ends")
-    if not any(next(directory.glob(name), None) for name in known):
+    if not is_of_a_build(directory):
         raise ConfigError(
             f"{directory} is no data directory", f"built data has a {MANIFEST_FILE} in it", "name what headway data build wrote"
         )

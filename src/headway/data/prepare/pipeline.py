@@ -13,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import tempfile
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
@@ -102,6 +102,10 @@ class Preparation:
     def inventory(self, name: str) -> tuple[PreparationStep, ...]:
         """Documents and bytes of a source before and after each step: none where nothing is prepared."""
         return self._records[name].inventory() if self._settings is not None else ()
+
+    def left_out(self, name: str) -> Counter[str]:
+        """Documents of a source that the steps left out, by reason."""
+        return sum((Counter(step.dropped) for step in self.inventory(name)), Counter())
 
     def quality(self, name: str) -> dict[str, float]:
         """Axis -> mean score of a source over what the steps kept, by bytes; an axis that nothing is known of is not there."""

@@ -12,10 +12,9 @@ import dataclasses
 import json
 import sys
 from pathlib import Path
-from typing import Any
 
 from headway.base.errors import HeadwayError, from_os_error
-from headway.base.owner import end_with
+from headway.base.owner import end_with, tell_owner
 from headway.base.plain import from_plain
 from headway.data.prepare.batches import Batch, read_pieces, write_settled
 from headway.data.prepare.order import steps_of
@@ -37,10 +36,6 @@ def prepare(batch: Batch, steps: list[Step]) -> None:
 
 def main() -> None:
     end_with(int(sys.argv[1]))
-
-    def say(**what: Any) -> None:
-        print(json.dumps(what), flush=True)
-
     try:
         steps = steps_of(json.loads(sys.stdin.readline())["steps"], None)
         for line in sys.stdin:
@@ -49,9 +44,9 @@ def main() -> None:
                 prepare(batch, steps)
             except OSError as error:
                 raise from_os_error(error, error.filename or batch.stem, "cannot prepare documents") from error
-            say(done=batch.stem)
+            tell_owner(done=batch.stem)
     except HeadwayError as error:
-        say(failed=[dataclasses.asdict(problem) for problem in error.problems], kind=type(error).__name__)
+        tell_owner(failed=[dataclasses.asdict(problem) for problem in error.problems], kind=type(error).__name__)
 
 
 if __name__ == "__main__":

@@ -18,10 +18,11 @@ cannot be read is one clear error. Nothing that is read is executed or unpickled
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from headway.base.errors import ConfigError
+from headway.base.errors import ConfigError, EnvironmentFault, HeadwayError, Problem
 from headway.data.sources.code_tree import open_code_tree
 from headway.data.sources.document import FACTS, Document, Documents, SourceRecipe
 from headway.data.sources.huggingface import open_dataset
@@ -32,7 +33,19 @@ from headway.data.sources.places import Opened
 from headway.data.sources.python_library import open_library, open_topics
 from headway.data.sources.text_tree import open_text_tree
 
-__all__ = ["FACTS", "KINDS", "UNDISCLOSED", "Document", "Documents", "Opened", "SourceRecipe", "documents", "open_source"]
+__all__ = [
+    "FACTS",
+    "KINDS",
+    "UNDISCLOSED",
+    "Document",
+    "Documents",
+    "Found",
+    "Opened",
+    "SourceRecipe",
+    "documents",
+    "find_sources",
+    "open_source",
+]
 
 UNDISCLOSED = "undisclosed"
 
@@ -76,3 +89,34 @@ def open_source(source: SourceRecipe) -> Opened:
 def documents(source: SourceRecipe) -> Documents:
     """Every document of ``source`` as found, in order. Empty text and duplicates are the build's business."""
     yield from open_source(source).documents()
+
+
+@dataclass(frozen=True)
+class Found:
+    """A source that can be read. ``stamp``: of its files when it was found, before anything of any source was read."""
+
+    opened: Opened
+    stamp: str
+
+
+def find_sources(sources: Sequence[SourceRecipe]) -> dict[str, Found]:
+    """By name. To read a source may take hours, so that all can be read is known first: their files are listed, and the first
+    document of each is read. One error with all problems: ConfigError where a source is wrong, EnvironmentFault where only the
+    machine is."""
+    found, errors = dict[str, Found](), list[HeadwayError]()
+    for source in sources:
+        try:
+            opened = open_source(source)
+            found[source.name] = Found(opened, opened.stamp())
+            opened.read_first()
+        except HeadwayError as error:
+            errors.append(error)
+    if errors:
+        kind = ConfigError if any(isinstance(error, ConfigError) for error in errors) else EnvironmentFault
+        raise kind(_each_once(errors))
+    return found
+
+
+def _each_once(errors: list[HeadwayError]) -> list[Problem]:
+    """Two sources may lack the same library, or lie in the same place."""
+    return list(dict.fromkeys(problem for error in errors for problem in error.problems))

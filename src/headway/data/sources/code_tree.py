@@ -20,12 +20,12 @@ from pathlib import Path
 from typing import BinaryIO
 
 from headway.base.errors import ConfigError
+from headway.base.urls import is_url
 from headway.data.sources.document import LARGEST_DOCUMENT_BYTES, TOO_LARGE, Document, Documents, SourceRecipe
 from headway.data.sources.places import (
     EXCLUDED,
     Opened,
     SourceFile,
-    is_url,
     local_file,
     local_root,
     matches,

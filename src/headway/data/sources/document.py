@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Protocol
+
+from headway.base.urls import without_credentials
 
 FACTS = ("path", "repository", "language", "url", "time", "licence")
 """What a source may know of a document; later steps filter and group by it. A fact that is not known is not there."""
@@ -15,24 +16,6 @@ LARGEST_DOCUMENT_BYTES = 64 * 2**20
 """A longer one is a dump of something, and no part of a build could hold it in bounded memory."""
 
 TOO_LARGE = "too_large"
-
-
-_USER = re.compile(r"://(?!git@)[^\s/?#]*@")
-_PARAMETER = re.compile(r"([?&;#])([^\s=&;#?]{1,64})=[^\s&;#]+")
-_SECRET_NAME = re.compile(
-    r"(?i)token|secret|passw|pwd|signature|credential|session|api-?key|access-?key|authorization|(?:^|[-_.])(?:sig|key|auth|jwt|sid)$"
-)
-
-
-def without_credentials(value: str) -> str:
-    """``value`` with a note in place of what opens doors in URLs: users and passwords, tokens and signatures of queries."""
-    if "://" not in value:
-        return value
-    return _PARAMETER.sub(_parameter, _USER.sub("://[removed]@", value))
-
-
-def _parameter(found: re.Match[str]) -> str:
-    return f"{found[1]}{found[2]}=[removed]" if _SECRET_NAME.search(found[2]) else found[0]
 
 
 class SourceRecipe(Protocol):

@@ -22,6 +22,7 @@ from typing import Any, BinaryIO
 
 from headway.base.digests import canonical_json
 from headway.base.errors import ConfigError, EnvironmentFault, HeadwayError, from_os_error
+from headway.base.urls import is_url, without_credentials
 from headway.data.sources.document import Document, Documents, SourceRecipe
 
 NOT_REGULAR = "not_a_regular_file"
@@ -71,10 +72,6 @@ def need_path(source: SourceRecipe) -> str:
     return source.path
 
 
-def is_url(path: str | None) -> bool:
-    return "://" in (path or "")
-
-
 @dataclass(frozen=True)
 class Opened:
     """A source that was found: ``where`` it lies, its files (listed anew whenever they are asked for) and how one is read."""
@@ -83,10 +80,20 @@ class Opened:
     files: Callable[[], Iterable[SourceFile]]
     read: Callable[[SourceFile], Documents]
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "where", without_credentials(self.where))  # the manifest names it
+
     def documents(self) -> Documents:
         """Every document as found, in order."""
         for file in self.files():
             yield from [Document(None, file.relative, file.left_out)] if file.left_out else self.read(file)
+
+    def read_first(self) -> None:
+        """The first document of the first file that is not left out: whoever cannot read it is told so."""
+        for file in self.files():
+            if not file.left_out:
+                next(iter(self.read(file)), None)
+                return
 
     def stamp(self) -> str:
         """Changes when a file does, comes or goes."""
@@ -111,7 +118,7 @@ def files(source: SourceRecipe, default: tuple[str, ...]) -> Iterator[SourceFile
 
 def nothing_matches(source: SourceRecipe, patterns: tuple[str, ...]) -> ConfigError:
     return ConfigError(
-        f"source {source.name} is empty: no file under {source.path} matches {', '.join(patterns)}",
+        f"source {source.name} is empty: no file under {without_credentials(need_path(source))} matches {', '.join(patterns)}",
         "a source has at least one document",
         "check path and include",
     )
@@ -221,15 +228,18 @@ def reading(where: str) -> Iterator[None]:
 
 
 def unreachable(where: str, error: BaseException) -> EnvironmentFault:
-    said = f"{type(error).__name__}: {error}".splitlines()[0][:300]
-    return EnvironmentFault(f"cannot read {where}: {said}", "a source is read while it is built", "check access and network")
+    said = without_credentials(f"{type(error).__name__}: {error}".splitlines()[0][:300])
+    return EnvironmentFault(
+        f"cannot read {without_credentials(where)}: {said}", "a source is read while it is built", "check access and network"
+    )
 
 
 def _url_files(source: SourceRecipe) -> Iterator[SourceFile]:
     url = need_path(source)
+    shown = without_credentials(url)
     if "::" in url:
         raise ConfigError(
-            f"source {source.name}: {url} chains filesystems",
+            f"source {source.name}: {shown} chains filesystems",
             "a URL names one filesystem: caches and archives between keep files of their own, and some of them run code",
             "name the files where they lie; .gz and .zst are read as they are",
         )
@@ -240,7 +250,7 @@ def _url_files(source: SourceRecipe) -> Iterator[SourceFile]:
         raise unreachable(url, error) from error
     if not listed:
         raise ConfigError(
-            f"source {source.name}: there is no file at {url}", "a URL names a file or a directory", "check the path"
+            f"source {source.name}: there is no file at {shown}", "a URL names a file or a directory", "check the path"
         )
     for name in sorted(listed):
         file = _remote_file(filesystem, name, name.removeprefix(root.rstrip("/") + "/"), listed[name])
@@ -248,7 +258,7 @@ def _url_files(source: SourceRecipe) -> Iterator[SourceFile]:
 
 
 def _filesystem(source: SourceRecipe, url: str) -> tuple[Any, str]:
-    fsspec = optional("fsspec", "fsspec", f"reading {url}")
+    fsspec = optional("fsspec", "fsspec", f"reading {without_credentials(url)}")
     try:
         filesystem, root = fsspec.core.url_to_fs(url)
     except ImportError as error:
@@ -268,5 +278,5 @@ def _filesystem(source: SourceRecipe, url: str) -> tuple[Any, str]:
 def _remote_file(filesystem: Any, name: str, relative: str, info: dict) -> SourceFile:
     known = tuple(sorted((key, str(value)) for key, value in info.items() if key not in _EVERY_TIME_ANOTHER))
     left_out = "" if info.get("type", "file") == "file" else NOT_REGULAR
-    where = filesystem.unstrip_protocol(name)
+    where = without_credentials(filesystem.unstrip_protocol(name))
     return SourceFile(relative, where, known, left_out, info.get("size") or 0, lambda: filesystem.open(name, "rb"))

@@ -11,11 +11,11 @@ tokenizer. Pieces of more than 1,000 characters, such as a rule of dashes, are l
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -37,6 +37,9 @@ RECEIPT = "tokenizer-receipt.json"
 SAMPLE_BYTES = 256 * 2**20
 TRIED_BYTES = 2**20
 """Of each source, that a brought tokenizer is tried on before anything is built with it."""
+
+
+Tell = Callable[[str, dict[str, Any]], None]
 
 
 class Work(Protocol):
@@ -70,11 +73,21 @@ def brought_by(wanted: Wanted) -> bring.Brought | None:
     return bring.bring(wanted) if wanted.kind == "file" and wanted.path is not None else None
 
 
-def obtain(wanted: Wanted, brought: bring.Brought | None, sources: list[Work], made: Path) -> tuple[Tokenizer, Made]:
-    """It lies in ``made`` afterwards. ConfigError: too little text for the vocabulary, text that ``brought`` would change."""
+def obtain(
+    wanted: Wanted,
+    brought: bring.Brought | None,
+    sources: list[Work],
+    made: Path,
+    tell: Tell = lambda what, facts: None,
+) -> tuple[Tokenizer, Made]:
+    """It lies in ``made`` afterwards. ConfigError: too little text for the vocabulary, text that ``brought`` would change.
+
+    ``tell``: of training before it begins, which takes minutes of much text, and of the tokenizer.
+    """
     found = _finished(made, wanted.document_token)
+    kept = found is not None
     if found is None:
-        found = _trained(wanted, sources) if brought is None else _tried(brought, wanted, sources)
+        found = _trained(wanted, sources, tell) if brought is None else _tried(brought, wanted, sources)
         found[0].save(made / TOKENIZER_FILE)
         write_json(made / RECEIPT, sealed(dataclasses.asdict(found[1])))
         hit("build.tokenizer_written", 0)
@@ -85,6 +98,7 @@ def obtain(wanted: Wanted, brought: bring.Brought | None, sources: list[Work], m
             "every merge of the vocabulary joins a pair that occurs in the training documents",
             f"set tokenizer.vocabulary = {tokenizer.vocabulary} or lower, or add text",
         )
+    tell("tokenizer", {"vocabulary": tokenizer.vocabulary, "digest": tokenizer.digest, "kept": kept})
     return found
 
 
@@ -98,8 +112,9 @@ def _finished(made: Path, document_token: str) -> tuple[Tokenizer, Made] | None:
     return (found, receipt) if found.digest == receipt.tokenizer else None
 
 
-def _trained(wanted: Wanted, sources: list[Work]) -> tuple[Tokenizer, Made]:
+def _trained(wanted: Wanted, sources: list[Work], tell: Tell) -> tuple[Tokenizer, Made]:
     samples = sample(sources, SAMPLE_BYTES if wanted.sample is None else wanted.sample)
+    tell("training", {"bytes": sum(size for _, size in samples)})
     policy = Policy(wanted.digits, wanted.whitespace)
     short = {work.name: ShortPieces(texts(work, stop), policy) for work, (stop, _) in zip(sources, samples, strict=True)}
     tokenizer = train_tokenizer(

@@ -23,11 +23,11 @@ import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
-from urllib.parse import urlsplit
 
 from headway.base.clocks import Clock
 from headway.base.errors import ConfigError, EnvironmentFault, HeadwayError
 from headway.base.files import fsync_directory, make_directory
+from headway.base.urls import secret_in
 from headway.store.durable import DurableWriter
 from headway.store.mirror.faults import MirrorFault, fault_of, in_words, is_bug, is_missing_object, may_pass
 
@@ -199,18 +199,8 @@ class Objects:
 
 
 def _check_url(url: str) -> None:
-    try:
-        password = urlsplit(url).password
-    except ValueError as error:
-        raise ConfigError(
-            f"the URL of the mirror cannot be read: {error}", "", "write file:///DIRECTORY or s3://BUCKET/PREFIX"
-        ) from None
-    if password is not None:
-        raise ConfigError(
-            "the URL of the mirror holds a password",
-            "a deployment is kept in run.json and shown: it names places, not secrets",
-            "leave the password out; the environment has it, for s3:// as AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
-        )
+    if problem := secret_in(url, "mirror"):
+        raise ConfigError([problem])
     if "::" in url:
         raise ConfigError(f"the mirror {url} is a chain", "a cache in between would answer for the storage", "name the storage")
 

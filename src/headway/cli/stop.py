@@ -1,0 +1,104 @@
+"""``headway stop RUN`` and ``headway pause RUN``: what its owner is asked, wherever that is."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from cyclopts import Parameter
+
+from headway.base.errors import EXIT_OK, EnvironmentFault
+from headway.cli.options import RunArgument
+
+Reason = Annotated[str, Parameter(metavar="TEXT", help="Why; it is recorded.")]
+Detach = Annotated[bool, Parameter(negative="", help="Ask, and do not wait until it is done.")]
+
+
+def stop(run: RunArgument, /, *, reason: Reason = "", detach: Detach = False) -> int:
+    """Stop a run cleanly: it finishes its step, saves, and its supervisor ends.
+
+    Works from any machine that sees the run directory. Go on with headway resume.
+    """
+    from headway.cli.output import say
+
+    directory, view = owned(run, "stop")
+    ask_owner(directory, view.epoch, "stop", reason)
+    say(f"asked its owner ({owner_words(view)}) to stop")
+    if not detach:
+        wait_until(directory, lambda events: events[-1]["kind"] == "finish" or not is_owned(directory))
+        say(f"stopped; go on with: headway resume {run}")
+    return EXIT_OK
+
+
+def pause(run: RunArgument, /, *, reason: Reason = "", detach: Detach = False) -> int:
+    """Let a run rest: it finishes its step and saves; its supervisor keeps the run and its nodes, and waits.
+
+    Go on with headway resume, from anywhere. The time counts as a planned pause.
+    """
+    from headway.cli.output import say
+
+    directory, view = owned(run, "pause")
+    ask_owner(directory, view.epoch, "pause", reason)
+    say(f"asked its owner ({owner_words(view)}) to pause")
+    if not detach:
+        wait_until(directory, lambda events: events[-1]["kind"] in ("pause", "finish") or not is_owned(directory))
+        say(f"paused; go on with: headway resume {run}")
+    return EXIT_OK
+
+
+def owned(run: Any, verb: str) -> tuple[Any, Any]:
+    """The directory and its owner's lease; EnvironmentFault where nobody owns it."""
+    from headway.base.clocks import SystemClock
+    from headway.rundir.layout import RunDirectory
+    from headway.rundir.lease import glance_seconds, observe
+
+    directory = RunDirectory.open(run)
+    view = observe(directory, glance_seconds(directory), SystemClock())
+    if view.state != "held":
+        raise EnvironmentFault(
+            f"nobody runs {run}, so there is nothing to {verb}",
+            "a run is owned by headway run or headway resume while it goes",
+            f"look with: headway status {run}",
+        )
+    return directory, view
+
+
+def ask_owner(directory: Any, epoch: int, verb: str, reason: str) -> None:
+    from headway.base.clocks import SystemClock
+    from headway.cli.run import author
+    from headway.rundir.requests import Request, ask
+
+    ask(directory, Request(verb=verb, author=author(), reason=reason, epoch=epoch), SystemClock())
+
+
+def owner_words(view: Any) -> str:
+    return f"process {view.owner.get('pid', '?')} on {view.owner.get('host', '?')}"
+
+
+def is_owned(directory: Any) -> bool:
+    from headway.base.clocks import SystemClock
+    from headway.rundir.lease import glance_seconds, observe
+
+    return observe(directory, glance_seconds(directory), SystemClock()).state == "held"
+
+
+def wait_until(directory: Any, done: Any) -> None:
+    """A Ctrl-C ends the waiting alone."""
+    import time
+
+    from headway.rundir.events import read_events
+
+    while not done(read_events(directory)):
+        time.sleep(0.3)
+
+
+def paused_owner(directory: Any) -> int | None:
+    """The epoch of an owner that rests; None: nobody does."""
+    from headway.base.clocks import SystemClock
+    from headway.rundir.events import read_events
+    from headway.rundir.lease import glance_seconds, observe
+
+    events = read_events(directory)
+    if not events or events[-1]["kind"] != "pause":
+        return None
+    view = observe(directory, glance_seconds(directory), SystemClock())
+    return view.epoch if view.state == "held" else None
