@@ -9,7 +9,7 @@ from headway.recipe.findings import Finding, found
 from headway.recipe.idle_keys import check_idle
 
 if TYPE_CHECKING:
-    from headway.recipe.schema import Interventions, SpikePolicy
+    from headway.recipe.interventions_section import Interventions, SpikePolicy
 
 
 def check_interventions(interventions: Interventions) -> Iterator[Finding]:
