@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from headway.recipe import preparation, schema, spec
+from headway.recipe import interventions_section, preparation, schema, spec
 from headway.recipe.digests import ADDED, recipe_content
 from headway.recipe.fields import Section
 from headway.recipe.load import load_recipe
@@ -167,7 +167,7 @@ AS_BEFORE = {
 
 
 def sections() -> dict[str, type[Section]]:
-    found = vars(schema) | vars(preparation)
+    found = vars(schema) | vars(preparation) | vars(interventions_section)
     return {n: c for n, c in found.items() if isinstance(c, type) and issubclass(c, Section) and c is not Section}
 
 

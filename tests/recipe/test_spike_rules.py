@@ -7,9 +7,9 @@ import dataclasses
 import pytest
 
 from headway.base.errors import ConfigError
+from headway.recipe.interventions_section import SpikePolicy
 from headway.recipe.load import load_recipe
 from headway.recipe.resolve import resolve
-from headway.recipe.schema import SpikePolicy
 from headway.recipe.spike_rules import OnSpike, SpikeRules
 
 

@@ -41,7 +41,6 @@ from headway.recipe.fields import (
 )
 from headway.recipe.fields import said as said
 from headway.recipe.interventions_section import Interventions as Interventions
-from headway.recipe.interventions_section import SpikePolicy as SpikePolicy
 from headway.recipe.mixture_section import MixtureRule as MixtureRule
 from headway.recipe.preparation import Prepare, StepName
 from headway.recipe.tokenizer_keys import Tokenizer
