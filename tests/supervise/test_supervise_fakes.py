@@ -432,7 +432,8 @@ def test_R54_what_is_in_force_stays_when_an_older_state_is_restored(spiky, choic
 
 
 def test_R54_a_roll_back_is_no_fruitless_attempt_and_too_many_ask(spiky, choices):
-    choices[:] = [Choice(checkpoint=None, segment=None, step=0, rejected=[]), at(1, 80), at(2, 90)]
+    write_first_segment(spiky)
+    choices[:] = [at(1, 95), at(1, 80), at(1, 70)]
     outcome, _ = perform(spiky, [["spike100", 0], ["spike102", 0], ["spike104", 0]], max_fruitless_attempts=1)
     assert (outcome.state, outcome.attempts, outcome.exit_code) == ("failed", 3, 4)
     assert "step 104 is a spike, and 2 roll-backs in a row did not help" in outcome.reason
