@@ -161,11 +161,13 @@ class Bench:
             }
         )
 
-    def go(self, run: RunDirectory, on_record=None, layouts: dict[str, dict[str, int]] | None = None, **options) -> Outcome:
-        """``layouts``: go on under these."""
+    def go(
+        self, run: RunDirectory, on_record=None, layouts: dict[str, dict[str, int]] | None = None, spike=None, **options
+    ) -> Outcome:
+        """``layouts``: go on under these. ``spike``: the answer to the one at which it stopped."""
         chosen = SuperviseOptions(**{"backoff_seconds": 0.0, **options})
         deployment = None if layouts is None else self.deployment(layouts).resolved()
-        return supervise(run, options=chosen, on_record=on_record, deployment=deployment)
+        return supervise(run, options=chosen, on_record=on_record, deployment=deployment, spike=spike)
 
 
 @dataclass(frozen=True)

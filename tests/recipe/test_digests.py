@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from headway.recipe import preparation, schema, spec
+from headway.recipe import interventions_section, preparation, schema, spec
 from headway.recipe.digests import ADDED, recipe_content
 from headway.recipe.fields import Section
 from headway.recipe.load import load_recipe
@@ -167,7 +167,7 @@ AS_BEFORE = {
 
 
 def sections() -> dict[str, type[Section]]:
-    found = vars(schema) | vars(preparation)
+    found = vars(schema) | vars(preparation) | vars(interventions_section)
     return {n: c for n, c in found.items() if isinstance(c, type) and issubclass(c, Section) and c is not Section}
 
 
@@ -237,6 +237,7 @@ def test_at_their_defaults_added_fields_of_the_spec_are_left_out(everything):
 
 
 READ_BESIDE = {"model.mtp_weight": "model.mtp_layers=1", "model.experts.bias_rate": "model.experts.router_bias=true"}
+READ_BESIDE["interventions.spikes.most_roll_backs"] = "interventions.spikes.policy=roll_back"
 READ_BESIDE |= {f"optimizer.{key}": "optimizer.kind=muon" for key in ("matrix_rate", "momentum", "muon_scale")}
 
 
@@ -250,6 +251,9 @@ def test_added_keys_that_say_something_are_in_the_digest(everything, tmp_path: P
         "tokenizer.reserved_count=3",
         "tokenizer.fim_tokens=['<a>', '<b>', '<c>']",
         "interventions.damaged_data=quarantine",
+        "interventions.spikes.policy=stop",
+        "interventions.spikes.threshold=8",
+        "interventions.spikes.most_roll_backs=1",
         "model.nope_every=2",
         "model.logit_softcap=30",
         "model.attention_softcap=50",

@@ -12,6 +12,7 @@ import pytest
 from headway.base.errors import ConfigError
 from headway.formulas.parameters import count_parameters
 from headway.recipe.idle_keys import TABLE
+from headway.recipe.interventions_section import SpikePolicy
 from headway.recipe.load import load_recipe
 from headway.recipe.model_checks import passed_parameters
 from headway.recipe.mup import init_std
@@ -331,6 +332,7 @@ def test_keys_that_are_read_may_stand(load, tmp_path):
 
 def test_a_row_of_the_table_names_keys_that_there_are():
     sections = {("tokenizer",): Tokenizer, ("optimizer",): Optimizer, ("model",): Model, ("model", "experts"): Experts}
+    sections[("interventions", "spikes")] = SpikePolicy
     for row in TABLE:
         assert {row.key, row.other} <= set(sections[row.section].model_fields), row
 

@@ -2,25 +2,33 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import random
 import shutil
+import sys
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from store_cases import add_segment, chain_of, flip_bit, load, make_run, record_evaluation, record_save, same, save, values
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "rundir"))
+
+from tiny_run import tiny_spec
+
 from headway.base.errors import ConfigError, EnvironmentFault, RunError
 from headway.base.records import read_records
+from headway.rundir.create import RunInfo, create_run
 from headway.rundir.segments import Segment, write_segment
 from headway.store import deletion, kept, retention
-from headway.store.admissible import choose, list_checkpoints, refusals
+from headway.store.admissible import CheckpointInfo, choose, list_checkpoints, refusals
 from headway.store.names import TOMBSTONE
 from headway.store.policy import policy_of
-from headway.store.retention import Retention, apply_retention, plan_retention
-from headway.store.stock import directory_bytes, take_stock
+from headway.store.retention import Retention, apply_retention, for_roll_backs, plan_retention
+from headway.store.stock import Holding, directory_bytes, take_stock
 from headway.store.verify import verify
 
 DATA = "rank00000.safetensors"
@@ -662,3 +670,41 @@ def test_a_checkpoint_of_another_run_is_no_reason_to_delete_ones_own(run):
     save(run, 1, 60, says={"run_id": "another"})
     apply_retention(run, chain_of(run), Retention(keep_last=1))
     assert kept_steps(run) == [50, 60]
+
+
+# --- what roll-backs need
+
+
+@settings(deadline=None)
+@given(back=st.integers(1, 200), every=st.lists(st.integers(1, 150), min_size=5, max_size=60))
+def test_R54_there_is_always_one_that_is_old_enough_for_a_roll_back(back, every):
+    """Saves at any cadence, only the newest kept besides: a roll-back finds one, not much older than it has to be."""
+    stock: list[Holding] = []
+    step, longest = 0, max(every)
+    for interval in every:
+        step += interval
+        info = CheckpointInfo(name=f"g0001-s{step:08d}", segment=1, step=step, committed=True, admissible=True)
+        stock.append(Holding(info=info, nbytes=1))
+        kept_now = {item.info.step for item in for_roll_backs(stock, back)} | {step}
+        stock = [item for item in stock if item.info.step in kept_now]
+        old = [item.info.step for item in stock if item.info.step <= step - back]
+        assert max(old, default=0) >= step - 3 * back - longest, "from initial weights, as long as nothing older was saved"
+        assert len(stock) <= 5
+
+
+def test_R54_the_policy_keeps_what_a_roll_back_needs(run):
+    plan = plan_retention(run, chain_of(run), Retention(keep_last=1, back_steps=25))
+    assert {item.name[-2:]: item.reasons for item in plan.kept} == {
+        "20": ("for roll-backs of 25 steps",),
+        "30": ("for roll-backs of 25 steps",),
+        "50": ("the newest verified one", "for roll-backs of 25 steps", "among the last 1"),
+    }
+    assert {item.name[-2:] for item in plan.going} == {"10", "40"}
+
+
+@pytest.mark.parametrize(("policy", "steps"), [("roll_back", 25), ("stop", 0)])
+def test_R54_a_recipe_that_rolls_back_keeps_them(tmp_path, policy, steps):
+    interventions = {"spikes": {"policy": policy, "rewind_steps": 25}}
+    spec = dataclasses.replace(tiny_spec(), interventions=interventions)
+    run = create_run(tmp_path / "run", spec=spec, recipe_text="", info=RunInfo(data="", deployment={}, author="test"))
+    assert policy_of(run).back_steps == steps

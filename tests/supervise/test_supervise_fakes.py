@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import signal
 from collections.abc import Iterator
@@ -9,14 +10,16 @@ from dataclasses import dataclass, field
 
 import pytest
 from bench import plan, quick, read_ledger, standin_launcher
+from tiny_run import tiny_spec
 
 from headway.base.clocks import FakeClock
 from headway.base.errors import ConfigError, EnvironmentFault, RunError
 from headway.base.files import write_json
+from headway.rundir.create import RunInfo, create_run
 from headway.rundir.events import EventLog, read_events
 from headway.rundir.lease import Lease
 from headway.rundir.metrics import StepLog
-from headway.rundir.segments import read_segments
+from headway.rundir.segments import Segment, is_admissible, read_segments
 from headway.store.admissible import Choice
 from headway.supervise.launcher import trainer_environment
 from headway.supervise.options import SuperviseOptions
@@ -56,6 +59,8 @@ class ScriptedTrainer:
         elif kind == "nonsense":  # whole lines that are no row
             for value in (5, {"kind": "step"}, {"kind": "end"}):
                 self.log._writer.append(value)
+        elif kind.startswith("spike"):  # in the step that it names
+            self.log.write("end", step=int(kind[5:]), state="spike", spike=spike_at(int(kind[5:])))
         elif kind in ("end", "stopped"):
             self.log.write("end", step=self.step, state="complete" if kind == "end" else "stopped")
         else:
@@ -70,6 +75,12 @@ class ScriptedTrainer:
 
     def close(self) -> None:
         self.calls.append("close")
+
+
+def spike_at(step: int) -> dict:
+    """As a trainer tells it: steps of 4 sequences."""
+    batch = {"stage": 0, "first": 4 * step - 4, "sequences": 4}
+    return {"step": step, "loss": 9.0, "grad_norm": 1.0, "threshold": 10.0, "reading": {"loss": 50.0}, "batch": batch}
 
 
 @dataclass
@@ -109,6 +120,8 @@ def perform(run, scripts: list[list[object]], on_record=None, step_seconds: floa
 
 asked: list[dict[str, str]] = []
 """What each choice was told to pass over."""
+chains: list[list[Segment]] = []
+"""What each choice was made in."""
 
 
 @pytest.fixture
@@ -116,9 +129,11 @@ def choices(monkeypatch) -> list[Choice | Exception]:
     """What ``choose`` answers, in turn; the last answer stays."""
     answers: list[Choice | Exception] = [Choice(checkpoint=None, segment=None, step=0, rejected=[])]
     asked.clear()
+    chains.clear()
 
     def answer(run, chain, refused=None):
         asked.append(dict(refused or {}))
+        chains.append(chain)
         value = answers.pop(0) if len(answers) > 1 else answers[0]
         if isinstance(value, Exception):
             raise value
@@ -203,7 +218,7 @@ def test_F4_lost_ground_may_be_won_back_in_many_attempts(run, choices):
 
 
 def write_first_segment(run) -> None:
-    from headway.rundir.segments import Segment, write_segment
+    from headway.rundir.segments import write_segment
 
     write_segment(run, Segment(1, None, 0, None, "start", "a person", 1, {}, skips=({"stage": 0, "first": 5, "count": 8},)))
 
@@ -374,3 +389,80 @@ def test_options_of_a_deployment():
 def test_lines_that_are_no_row_do_not_end_the_supervisor(run, choices):
     outcome, stage = perform(run, [["step", "nonsense", "step", "end", 0]])
     assert (outcome.state, len(stage.trainers)) == ("complete", 1)
+
+
+# --- spikes
+
+
+@pytest.fixture
+def spiky(tmp_path):
+    """A run of 400 steps that rolls back 10 steps and skips 6 batches."""
+    spikes = {"policy": "roll_back", "rewind_steps": 10, "skip_batches": 6, "most_roll_backs": 2}
+    spec = dataclasses.replace(tiny_spec(400), interventions={"spikes": spikes})
+    info = RunInfo(data=str(tmp_path / "data"), deployment={}, author="a person")
+    return create_run(tmp_path / "spiky", spec=spec, recipe_text="", info=info)
+
+
+def newest_admissible(step: int) -> int:
+    """In the chain of the choice that was made last."""
+    return max((saved for saved in range(step + 1) if is_admissible(chains[-1], chains[-1][-2].id, saved)), default=0)
+
+
+def test_R54_a_trainer_that_dies_over_its_spike_is_rolled_back_all_the_same(spiky, choices):
+    """Its last row is what counts, not its exit."""
+    choices[:] = [Choice(checkpoint=None, segment=None, step=0, rejected=[]), at(1, 80)]
+    outcome, _ = perform(spiky, [["step", "spike100", -9], ["step", "end", 0]])
+    assert (outcome.state, outcome.attempts) == ("complete", 2)
+    assert newest_admissible(100) == 90, "ten steps before the spike, and no later"
+    second = read_segments(spiky)[1]
+    assert second.skips == ({"stage": 0, "first": 4 * 97, "count": 4 * 6},)
+    assert second.reason == "spike in step 100: back to step 80, 6 batches skipped"
+
+
+def test_R54_what_is_in_force_stays_when_an_older_state_is_restored(spiky, choices):
+    """The segment that rolled back committed nothing: its parent's checkpoint is restored again, with the same skips."""
+    choices[:] = [Choice(checkpoint=None, segment=None, step=0, rejected=[]), at(1, 80), at(1, 80), at(1, 70)]
+    perform(spiky, [["spike100", 0], ["step", -9], ["spike98", 0], ["step", "end", 0]])
+    _, second, third, fourth = read_segments(spiky)
+    assert [s.parent for s in (second, third, fourth)] == [1, 1, 1]
+    assert (third.skips, third.spikes) == (second.skips, second.spikes)
+    assert fourth.skips == ({"stage": 0, "first": 4 * 95, "count": 4 * 12},), "two more, and four behind what was skipped already"
+    assert fourth.rates == ({"first": 70, "factor": 0.8},)
+    assert [one["recurrence"] for one in fourth.spikes] == [0, 1]
+
+
+def test_R54_a_roll_back_is_no_fruitless_attempt_and_too_many_ask(spiky, choices):
+    write_first_segment(spiky)
+    choices[:] = [at(1, 95), at(1, 80), at(1, 70)]
+    outcome, _ = perform(spiky, [["spike100", 0], ["spike102", 0], ["spike104", 0]], max_fruitless_attempts=1)
+    assert (outcome.state, outcome.attempts, outcome.exit_code) == ("failed", 3, 4)
+    assert "step 104 is a spike, and 2 roll-backs in a row did not help" in outcome.reason
+    assert [event["action"] for event in read_events(spiky) if event["kind"] == "spike"] == ["rolled_back", "rolled_back", "stop"]
+
+
+def test_R54_nothing_old_enough_is_whole(spiky, choices):
+    """It was there once: what lies before the spike serves, with a note; a run never begins anew because of that."""
+    choices[:] = [
+        Choice(checkpoint=None, segment=None, step=0, rejected=[]),
+        RunError("all that were recorded are gone"),
+        at(1, 95),
+    ]
+    outcome, _ = perform(spiky, [["spike100", 0], ["step", "end", 0]])
+    assert outcome.state == "complete"
+    assert newest_admissible(100) == 99
+    assert any("10 steps before the spike" in event["text"] for event in read_events(spiky) if event["kind"] == "note")
+    assert read_segments(spiky)[1].skips == ({"stage": 0, "first": 4 * 97, "count": 4 * 6},)
+
+
+def test_R54_a_skip_that_would_carry_a_source_beyond_its_cap_asks(tmp_path, choices):
+    """One pass over the source is allowed, of 624 windows; the run takes 612 of them, and the skip 24 more."""
+    spikes = {"policy": "roll_back", "rewind_steps": 10, "skip_batches": 6}
+    spec = dataclasses.replace(tiny_spec(153), interventions={"spikes": spikes})
+    source = dataclasses.replace(spec.sources[0], cap_epochs=1.0)
+    info = RunInfo(data=str(tmp_path / "data"), deployment={}, author="a person")
+    run = create_run(tmp_path / "capped", spec=dataclasses.replace(spec, sources=(source,)), recipe_text="", info=info)
+    choices[:] = [Choice(checkpoint=None, segment=None, step=0, rejected=[]), at(1, 80)]
+    outcome, _ = perform(run, [["spike100", 0]])
+    assert (outcome.state, outcome.attempts) == ("failed", 1)
+    assert "would carry source code beyond its cap" in outcome.reason
+    assert len(read_segments(run)) == 1

@@ -48,6 +48,7 @@ class SavePolicy:
     keep_last: int
     permanent_every: int = 0
     keep_best: int = 0
+    back_steps: int = 0
     budget: int | None = None
     when_busy: str = "skip"
     flush_speed: float | None = None
@@ -64,6 +65,7 @@ class SavePolicy:
             keep_last=self.keep_last,
             permanent_every=self.permanent_every,
             keep_best=self.keep_best,
+            back_steps=self.back_steps,
             budget=self.budget,
             flush_speed=self.flush_speed,
             linger_seconds=self.linger_seconds,

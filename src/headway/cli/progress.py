@@ -242,6 +242,13 @@ class Progress:
         stage = self.schedule.spec.stages[record["stage"]].name
         return [f"- mixture of stage {stage} from sequence {record['first']:,} on: {weights}: {record['reason']}"]
 
+    def _on_spike(self, record: Record) -> list[str]:
+        seen = f"- ALARM: step {record['step']} is a spike: loss {record['loss']:.3f}, gradient norm {record['grad_norm']:.3g}"
+        back = f"; the run goes back to step {record['restored']}" if "restored" in record else ""
+        skipped = f" and skips {record['skipped_batches']:,} batches" if "skipped_batches" in record else ""
+        slower = f", its rate times {record['rate_factor']:g} from there on" if "rate_factor" in record else ""
+        return [f"{seen}{back}{skipped}{slower}"]
+
     def _on_node(self, record: Record) -> list[str]:
         alarm = "" if record["state"] == "back" else "ALARM: "
         return [f"- {alarm}node {record['host']} is {record['state']}: {record['reason']}"]

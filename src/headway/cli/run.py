@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
@@ -91,6 +91,13 @@ def resume(
         ),
     ] = None,
     reason: Annotated[str | None, Parameter(metavar="TEXT", help="Why the mixture changes; it is recorded.")] = None,
+    spike: Annotated[
+        Literal["roll-back", "accept"] | None,
+        Parameter(
+            help="What to do about the spike at which the run stopped: go back and skip the batches around it, or go on over it. "
+            "Neither: the steps up to it are done once more."
+        ),
+    ] = None,
     json: JsonLines = False,
 ) -> int:
     """Go on with a run that was stopped or has crashed.
@@ -110,7 +117,21 @@ def resume(
         return wake(directory, epoch, {"--deployment": deployment, "--mixture": mixture})
     change = mixture_change(directory, mixture, reason)
     other = other_deployment(directory, deployment) if deployment else None
-    return follow(directory, json=json, deployment=other, change=change)
+    return follow(directory, json=json, deployment=other, change=change, spike=spike_answer(directory, spike))
+
+
+def spike_answer(run: Any, answer: str | None) -> Any:
+    """ConfigError where there is no spike to answer."""
+    from headway.rundir.segments import read_segments
+    from headway.supervise.spikes import Answer, pending_spike
+
+    if answer is not None and pending_spike(run, read_segments(run)) is None:
+        raise ConfigError(
+            f"--spike {answer}, and the run did not end at a spike",
+            "it answers the spike at which a run stopped",
+            "leave it out",
+        )
+    return None if answer is None else Answer(answer)
 
 
 def wake(directory: Any, epoch: int, options: dict[str, Any]) -> int:
@@ -280,11 +301,11 @@ def author() -> str:
         return "unknown"
 
 
-def follow(run: Any, *, json: bool, deployment: dict[str, Any] | None = None, change: Any = None) -> int:
-    """Supervise ``run``, show it, and say how it ended; ``deployment`` (resolved) and ``change`` of the mixture: from here on."""
+def follow(run: Any, *, json: bool, **how: Any) -> int:
+    """Supervise ``run``, show it, and say how it ended; ``how``: as ``follow_to_end`` takes it."""
     from headway.cli.output import print_json_line, say
 
-    outcome = follow_to_end(run, json=json, deployment=deployment, change=change)
+    outcome = follow_to_end(run, json=json, **how)
     if json:
         print_json_line(
             {
@@ -302,8 +323,12 @@ def follow(run: Any, *, json: bool, deployment: dict[str, Any] | None = None, ch
     return EXIT_OK
 
 
-def follow_to_end(run: Any, *, json: bool = False, deployment: dict[str, Any] | None = None, change: Any = None) -> Any:
-    """Supervise ``run`` with its progress on stdout; the outcome, or what went wrong as an error."""
+def follow_to_end(
+    run: Any, *, json: bool = False, deployment: dict[str, Any] | None = None, change: Any = None, spike: Any = None
+) -> Any:
+    """Supervise ``run`` with its progress on stdout; the outcome, or what went wrong as an error.
+
+    ``deployment`` (resolved) and ``change`` of the mixture: from here on; ``spike``: the answer to the one it stopped at."""
     from headway.cli.output import print_json_line, say
     from headway.cli.progress import Screen, is_terminal, progress_of
     from headway.rundir.metrics import encode_row
@@ -318,7 +343,7 @@ def follow_to_end(run: Any, *, json: bool = False, deployment: dict[str, Any] | 
     screen = Screen(progress_of(run.spec(), steps_per_row), live=is_terminal())
     show = (lambda record: print_json_line(encode_row(record))) if json else screen.show
     options = SuperviseOptions.of(in_force, author=author())
-    outcome = supervise(run, options=options, on_record=show, deployment=deployment, change=change)
+    outcome = supervise(run, options=options, on_record=show, deployment=deployment, change=change, spike=spike)
     if outcome.state in ("failed", "lost"):
         raise failure(run, outcome)
     return outcome

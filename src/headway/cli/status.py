@@ -31,7 +31,7 @@ def status(run: RunArgument, /, *, json: Json = False) -> int:
         told = {**encode_row(summary.to_json()), "sources": shares}
         print_json({"kind": "status", "schema_version": 1, "run": str(run), **told})
     else:
-        for line in (*lines(summary), *share_lines(directory, shares)):
+        for line in (*lines(summary), *intervention_lines(directory), *share_lines(directory, shares)):
             say(line)
     return EXIT_FINDINGS if summary.alarms or summary.state in WANTS_ATTENTION else EXIT_OK
 
@@ -65,6 +65,19 @@ def share_lines(run: Any, shares: list[dict[str, Any]]) -> Iterator[str]:
         weights = ", ".join(f"{name} {weight:g}" for name, weight in record["weights"].items())
         why = f"by {record['author']}: {record['reason']}"
         yield f"mixture     changed at sequence {record['first']:,} of its stage: {weights}; {why}"
+
+
+def intervention_lines(run: Any) -> Iterator[str]:
+    """What was done about spikes, and the rate in force where that lowered it."""
+    from headway.rundir.segments import ROLLED_BACK, read_segments
+
+    segments = read_segments(run)
+    for spike in segments[-1].spikes if segments else ():
+        back = f"back to step {spike['restored']:,}" if spike["action"] == ROLLED_BACK else "accepted"
+        skipped = f", {spike['skipped_batches']:,} batches skipped" if "skipped_batches" in spike else ""
+        yield f"spike       at step {spike['step']:,}: {back}{skipped}"
+    for rate in segments[-1].rates if segments else ():
+        yield f"rate        {rate['factor']:g} times the recipe's from step {rate['first'] + 1:,} on, after spikes"
 
 
 def lines(summary: Any) -> Iterator[str]:

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from statistics import fmean, median
 
 from headway.base.units import format_seconds
+from headway.monitor.spikes import reading_words
 from headway.monitor.storage import slow_saves
 from headway.rundir.categories import Category
 from headway.store.names import parse_name
@@ -47,7 +48,7 @@ def find_alarms(rows: list[dict], refused: Iterable[dict] = (), events: Iterable
     steps = [row for row in rows if row["kind"] == "step"]
     evaluations = [row for row in rows if row["kind"] == "evaluation"]
     found = non_finite(steps) + not_applied(steps) + gradient_spikes(steps) + held_out_rises(evaluations) + slow_end(steps)
-    found += idle_experts(steps)
+    found += idle_experts(steps) + marked_spikes(steps)
     found += (
         failed_saves(rows)
         + skipped_saves(rows)
@@ -74,8 +75,16 @@ def not_applied(steps: list[dict]) -> list[Finding]:
     return [Finding("not_applied", row["step"], f"the update was not applied: {why_left_out(row)}") for row in skipped]
 
 
+def marked_spikes(steps: list[dict]) -> list[Finding]:
+    """Steps that the trainer marked as spikes (``monitor.spikes``)."""
+    found = [row for row in steps if isinstance(row.get("spike"), dict)]
+    return [Finding("spike", row["step"], reading_words(row["loss"], row["grad_norm"], row["spike"])) for row in found]
+
+
 def why_left_out(row: dict) -> str:
-    """Of a step whose update was not applied: there are two reasons (``optim.guard``)."""
+    """Of a step whose update was not applied: a gradient that was not finite or too high (``optim.guard``), or a spike."""
+    if row.get("spike"):
+        return "it is a spike, and the recipe says skip_update"
     norm = float(row["grad_norm"])  # as a record is read, a number that is not finite is a word
     if not math.isfinite(norm):
         return "its gradient was not finite"

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from headway.formulas.quantity import Quantity
 from headway.plan.facts import PlanFacts
 from headway.plan.plan import Column, Risk, Section, Table
+from headway.recipe.spike_rules import OnSpike, SpikeRules
 
 ACTED_UPON = ("restart",)
 """Interventions that this version carries out by itself, whatever the permissions say."""
@@ -26,7 +27,7 @@ def declared_section(facts: PlanFacts) -> Section | None:
 
 
 def not_acted_upon(facts: PlanFacts) -> Iterator[Risk]:
-    """Where that contradicts what was asked for; the default policy for spikes is only noted."""
+    """Where that contradicts what was asked for; a policy for spikes that is off is only noted."""
     gates = [row[0] for row in _gate_rows(facts)]
     if gates:
         yield Risk(
@@ -47,19 +48,38 @@ def _gate_rows(facts: PlanFacts) -> Iterator[Row]:
 
 
 def _spike_rows(facts: PlanFacts) -> Iterator[Row]:
-    spikes = facts.spec.interventions.get("spikes")
-    if spikes:
-        declared = (
-            f"rewind {spikes['rewind_steps']} steps, skip {spikes['skip_batches']} batches, "
-            f"on recurrence rate x {spikes['recurrence_rate_factor']:g}"
-        )
-        yield "loss spikes", declared, "no rewind, skip or lower rate happens by itself"
+    rules = SpikeRules.of(facts.spec)
+    if facts.spec.interventions.get("spikes") and rules.policy is OnSpike.OFF:
+        yield "loss spikes", _roll_back_words(rules), "policy is off: a spike is marked, and nothing is done about it"
+
+
+def _roll_back_words(rules: SpikeRules) -> str:
+    return (
+        f"rewind {rules.rewind_steps} steps, skip {rules.skip_batches} batches, "
+        f"on recurrence rate x {rules.recurrence_rate_factor:g}"
+    )
+
+
+def spike_words(rules: SpikeRules) -> str:
+    """What happens by itself."""
+    words = {
+        OnSpike.OFF: "it is marked",
+        OnSpike.SKIP_UPDATE: "its update is left out",
+        OnSpike.ROLL_BACK: f"{_roll_back_words(rules)}; stop at {rules.most_roll_backs + 1} in a row",
+        OnSpike.STOP: "the run stops, and a person decides",
+    }
+    return words[rules.policy]
 
 
 def _permission_rows(facts: PlanFacts) -> Iterator[Row]:
+    acted_upon = (*ACTED_UPON, *_by_policy(SpikeRules.of(facts.spec)))
     for permission in facts.spec.interventions.get("permissions", ()):
         what, by = permission["what"], permission["by"]
-        if what in ACTED_UPON and by != "automatic":
+        if what in acted_upon and by != "automatic":
             yield f"permission: {what}", by, "the supervisor restarts a trainer that died without asking"
-        if what not in ACTED_UPON and by == "automatic":
+        if what not in acted_upon and by == "automatic":
             yield f"permission: {what}", by, "nothing does it by itself"
+
+
+def _by_policy(rules: SpikeRules) -> tuple[str, ...]:
+    return ("roll back", "skip batches", "lower rate") if rules.policy is OnSpike.ROLL_BACK else ()

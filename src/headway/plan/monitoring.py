@@ -13,8 +13,10 @@ from headway.monitor.alarms import (
     THROUGHPUT_SHARE,
     THROUGHPUT_WINDOW_NS,
 )
+from headway.plan.declared import spike_words
 from headway.plan.facts import PlanFacts
 from headway.plan.plan import Column, Section, Table
+from headway.recipe.spike_rules import SpikeRules
 
 
 def monitoring_section(facts: PlanFacts) -> Section:
@@ -32,13 +34,14 @@ def monitoring_section(facts: PlanFacts) -> Section:
     held_out = spec.evaluation.tokens_per_source * len(spec.sources)
     inputs = {"tokens_per_source": spec.evaluation.tokens_per_source, "sources": len(spec.sources)}
     scored = Quantity("held_out_tokens", held_out, "tokens", "tokens_per_source sources, at most", inputs, "recipe: evaluation")
-    return Section("Monitoring", (per, scored), (alarms_table(),))
+    return Section("Monitoring", (per, scored), (alarms_table(SpikeRules.of(spec)),))
 
 
-def alarms_table() -> Table:
+def alarms_table(spikes: SpikeRules) -> Table:
     window = format_seconds(THROUGHPUT_WINDOW_NS / 1e9)
     rows = (
         ("gradient norm", f"above {GRADIENT_FACTOR:g} x its mean of the last {GRADIENT_WINDOW_STEPS} healthy steps"),
+        ("spike", f"loss or norm {spikes.threshold:g} robust deviations above the recent median: {spike_words(spikes)}"),
         ("loss or gradient", "not finite, or a norm above stability.skip_above: the update is left out"),
         ("experts", f"more than {100 * IDLE_SHARE:g} % of a layer's without a token, {IDLE_STEPS} steps in a row"),
         ("throughput", f"below {100 * THROUGHPUT_SHARE:g} % of the run's usual for {window}"),

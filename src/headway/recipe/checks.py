@@ -28,6 +28,7 @@ from headway.recipe.mixture_checks import check_rule
 from headway.recipe.model_checks import check_context, check_model, check_nominal, check_samples
 from headway.recipe.preparation import Prepare
 from headway.recipe.schedules import Steps, StepTokens, whole_batches
+from headway.recipe.spike_checks import check_interventions
 from headway.recipe.tokenizer_checks import check_tokenizer
 
 if TYPE_CHECKING:
@@ -371,4 +372,5 @@ SECTION_CHECKS: dict[str, Callable[[Any], Iterator[Finding]]] = {
     "model": check_model,
     "optimizer": check_optimizer,
     "data": check_data,
+    "interventions": check_interventions,
 }

@@ -39,6 +39,7 @@ ADDED = {
     "Optimizer": ADDED_TO_SPEC[OptimizerSpec],
     "Stability": ADDED_TO_SPEC[StabilitySpec],
     "Precision": ADDED_TO_SPEC[PrecisionSpec],
+    "SpikePolicy": frozenset({"policy", "threshold", "most_roll_backs"}),
     "Interventions": frozenset({"damaged_data", "mixture"}),
 }
 """By section: keys that came after the first release, left out at their default so that digests of earlier recipes stay."""

@@ -40,6 +40,7 @@ def _given(value: Any) -> bool:
 
 
 _TOKENIZER, _OPTIMIZER, _MODEL, _EXPERTS = ("tokenizer",), ("optimizer",), ("model",), ("model", "experts")
+_SPIKES = ("interventions", "spikes")
 _MUON, _ROPE = _is("muon"), _is("rope")
 _NO_ROPE = "it shapes RoPE, and this model has none"
 
@@ -60,6 +61,7 @@ TABLE = (
     Idle(_MODEL, "rotary_share", "latent", _is(None), "no latent", "latent attention says by rope_width what RoPE turns"),
     Idle(_MODEL, "nope_every", "position", _ROPE, 'position = "rope"', _NO_ROPE),
     Idle(_MODEL, "full_attention_every", "window", _given, "a window", "without a window every layer sees all before a token"),
+    Idle(_SPIKES, "most_roll_backs", "policy", _is("roll_back"), 'policy = "roll_back"', "it counts roll-backs"),
     Idle(_EXPERTS, "bias_rate", "router_bias", bool, "router_bias = true", "it moves the router's bias, and there is none"),
 )
 

@@ -15,9 +15,10 @@ corner, it is the midpoint rule, off by a term that falls with the square of the
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 from headway.recipe.spec import BatchPhase, RateSpec, Spec, StageSpec
 
@@ -157,10 +158,14 @@ def batch_factor(stage: StageSpec, batch_sequences: int) -> float:
 
 
 class Schedule:
-    """Step arithmetic over all stages of a Spec. Stateless: any step's place in O(stages + phases)."""
+    """Step arithmetic over all stages of a Spec. Stateless: any step's place in O(stages + phases).
 
-    def __init__(self, spec: Spec):
-        self.spec = spec
+    ``rates``: records {first, factor} of a segment, by ``first``: from global step ``first`` (0-based) on the rate is the
+    recipe's times ``factor``, until the next of them.
+    """
+
+    def __init__(self, spec: Spec, rates: Sequence[Mapping[str, Any]] = ()):
+        self.spec, self._rates = spec, tuple((int(one["first"]), float(one["factor"])) for one in rates)
 
     @cached_property
     def _steps(self) -> list[list[int]]:
@@ -213,17 +218,22 @@ class Schedule:
         middle = (place.first_sequence + place.batch_sequences / 2) * stage.sequence_length
         total = stage.sequences * stage.sequence_length
         factor = rate_factor(stage.rate, middle, total) * batch_factor(stage, place.batch_sequences)
-        return self.spec.optimizer.peak_rate * factor
+        return self.spec.optimizer.peak_rate * factor * self.lowered(step)
+
+    def lowered(self, step: int) -> float:
+        """Factor that interventions put on the rate of global step ``step``; 1: none."""
+        return next((factor for first, factor in reversed(self._rates) if first <= step), 1.0)
 
     def rate_at_tokens(self, tokens: float) -> float:
         """The continuous curve at ``tokens`` of the whole run (for tables and plots)."""
+        lowered = next((f for first, f in reversed(self._rates) if self.tokens_before(first) <= tokens), 1.0)
         for stage in self.spec.stages:
             total = stage.sequences * stage.sequence_length
             if tokens <= total or stage is self.spec.stages[-1]:
                 tokens = min(tokens, total)
                 batch = [p.batch_sequences for p in stage.phases if p.first_sequence * stage.sequence_length <= tokens][-1]
                 factor = rate_factor(stage.rate, tokens, total) * batch_factor(stage, batch)
-                return self.spec.optimizer.peak_rate * factor
+                return self.spec.optimizer.peak_rate * factor * lowered
             tokens -= total
         raise AssertionError
 

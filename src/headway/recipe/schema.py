@@ -40,6 +40,7 @@ from headway.recipe.fields import (
     WholeOrZero,
 )
 from headway.recipe.fields import said as said
+from headway.recipe.interventions_section import Interventions as Interventions
 from headway.recipe.mixture_section import MixtureRule as MixtureRule
 from headway.recipe.preparation import Prepare, StepName
 from headway.recipe.tokenizer_keys import Tokenizer
@@ -446,36 +447,6 @@ class Evaluation(Section):
     tokens_per_source: Tokens = said("held-out tokens scored per source, at most", 20_000)
     prompts: Listed[str] = said("texts decoded greedily before the first step and after the last", ())
     sample_tokens: WholeOrZero = said("tokens decoded per prompt, at most 65,536; 0: none", 32, le=65_536)
-
-
-class SpikePolicy(Section):
-    """What happens when the loss spikes: go back, skip, and on recurrence go slower."""
-
-    rewind_steps: WholeOrZero = said("restore the newest checkpoint at least this many steps before the spike", 100, lt=2**62)
-    skip_batches: WholeOrZero = said("batches left out after the restore", 300, lt=2**62)
-    recurrence_rate_factor: Annotated[float, Field(gt=0, le=1)] = said("rate is multiplied by this if the spike comes back", 0.8)
-
-
-class Permission(Section):
-    """One kind of intervention and who may decide it."""
-
-    what: Literal["restart", "roll back", "skip batches", "lower rate", "fewer nodes", "change recipe"] = said("the intervention")
-    by: Literal["automatic", "person", "nobody"] = said("who decides; a person's change is a new run with this one as parent")
-
-
-class Interventions(Section):
-    """What may be changed while it runs, by whom. Every intervention is recorded with parent, reason and author."""
-
-    spikes: SpikePolicy = said("policy for loss spikes", SpikePolicy())
-    permissions: Listed[Permission] = said("empty: restarts are automatic, everything else is a person's decision", ())
-    damaged_data: Literal["stop", "quarantine"] = said(
-        "training tokens that do not have their digest: stop, or go on without them (at most a tenth of a source), on record",
-        "stop",
-    )
-    mixture: Literal["fixed", "adaptive"] = said(
-        "adaptive: headway resume RUN --mixture may change it, on record with reason, author and consumed tokens", "fixed"
-    )
-    owner: str = said("who answers for the run while it runs", "")
 
 
 class Recipe(Section):

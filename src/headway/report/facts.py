@@ -59,7 +59,8 @@ class RunFacts:
 
     @property
     def schedule(self) -> Schedule | None:
-        return Schedule(self.spec) if self.spec is not None else None
+        rates = self.segments[-1].segment.rates if self.segments else ()
+        return Schedule(self.spec, rates) if self.spec is not None else None
 
     @property
     def name(self) -> str:

@@ -50,7 +50,7 @@ class Replay:
     """All steps that were executed more than once under the same description."""
 
     steps: tuple[ReplayedStep, ...]
-    not_comparable: int  # repeated after an intervention (skipped batches): they may differ, and should
+    not_comparable: int  # repeated after an intervention (skipped batches, another rate): they may differ, and should
 
     def count(self, match: Match) -> int:
         return sum(step.match is match for step in self.steps)
@@ -94,7 +94,7 @@ class Interruption:
 
 def replay(facts: RunFacts) -> Replay:
     """Compare every step with its next execution in a later segment."""
-    records = {attempt.segment.id: stream_record(attempt.segment) for attempt in facts.segments}
+    records = {one.segment.id: (stream_record(one.segment), one.segment.rates) for one in facts.segments}
     order = np.lexsort((facts.steps.segment, facts.steps.step))
     compared, different = [], 0
     for first, second in pairwise(order):

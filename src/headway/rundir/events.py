@@ -41,6 +41,7 @@ _FIELDS: dict[str, dict[str, type]] = {
     "quarantine": {"source": str, "token": int, "tokens": int},
     "corruption": {"segment": int, "step": int, "reason": str},
     "mixture": {"stage": int, "first": int, "weights": dict, "reason": str},
+    "spike": {"segment": int, "step": int, "action": str},
     "pause": {"reason": str},
     "resume": {"reason": str},
     "node": {"host": str, "state": str, "reason": str},

@@ -23,6 +23,8 @@ from headway.base.files import create_exclusive, make_directory, read_json
 from headway.base.plain import from_plain
 from headway.rundir.layout import RunDirectory
 
+ROLLED_BACK, ACCEPTED = "rolled_back", "accepted"
+"""What a segment's record of a spike says was done about it."""
 AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep")
 _DIRECTORY = re.compile(r"\d{4,}", re.ASCII)
 
@@ -42,6 +44,10 @@ class Segment:
     skips: tuple[dict, ...] = ()  # skip records in force: {stage, first, count}
     quarantines: tuple[dict, ...] = ()  # quarantine records in force: {source, token, tokens, stage, first}
     transitions: tuple[dict, ...] = ()  # of the mixture: {stage, first, quanta, weights, reason, author, consumed}
+    rates: tuple[
+        dict, ...
+    ] = ()  # {first, factor}: from step ``first`` on the rate is that of the recipe times this, until the next
+    spikes: tuple[dict, ...] = ()  # what was done about each so far: {step, action, restored, recurrence, ...}
     rejected: tuple[dict, ...] = ()  # checkpoints that were refused on the way: {checkpoint, reason}
     deployment: dict[str, Any] | None = None  # resolved, where the run went on under another than it was created with
     kind: str = "segment"

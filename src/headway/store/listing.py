@@ -15,7 +15,7 @@ from headway.rundir.segments import Segment, is_admissible
 from headway.store.admissible import CheckpointInfo, deleted_names, judge, list_checkpoints, recorded_names
 from headway.store.names import parse_name
 from headway.store.policy import Retention
-from headway.store.retention import best_of, generations_of
+from headway.store.retention import best_of, for_roll_backs, generations_of
 from headway.store.stock import Holding, directory_bytes, held_out_losses, take_stock
 from headway.store.verify import outline
 
@@ -36,7 +36,7 @@ class Listed:
     admissible: bool  # on the current chain, by segment and step
     standing: str
     reason: str  # why it is refused; empty: it is not
-    marks: tuple[str, ...]  # permanent, best, kept by name, link
+    marks: tuple[str, ...]  # permanent, best, roll-back, kept by name, link
     ordinal: int | None  # the how many-th committed save of the history it is
     loss: float | None  # held-out loss on record at its step
     chosen: bool  # a resume would go on from it, as far as a glance tells
@@ -66,6 +66,7 @@ def list_all(run: RunDirectory, chain: list[Segment], policy: Retention) -> List
     glance, losses = judge(run, chain, outline), held_out_losses(run, chain)
     reasons = {h.name: h.refusal or h.damage or (glance(h.name) if h.info.committed else "") for h in holdings}
     best = {holding.name for holding in best_of(generations_of(list(stock.values())), losses, policy.keep_best)}
+    back = {holding.name for holding in for_roll_backs(generations_of(list(stock.values())), policy.back_steps)}
     fit = [holding for holding in holdings if holding.in_history and not reasons[holding.name]]
     rows = [
         Listed(
@@ -77,7 +78,7 @@ def list_all(run: RunDirectory, chain: list[Segment], policy: Retention) -> List
             admissible=holding.info.admissible,
             standing=_standing(holding, reasons[holding.name]),
             reason=reasons[holding.name],
-            marks=tuple(_marks(holding, policy, holding.name in best)),
+            marks=tuple(_marks(holding, policy, holding.name in best, holding.name in back)),
             ordinal=holding.ordinal,
             loss=losses.get(holding.info.step) if holding.in_history else None,
             chosen=holding in fit[-1:],
@@ -102,11 +103,13 @@ def _standing(holding: Holding, reason: str) -> str:
     return HISTORY if holding.in_history else LATE
 
 
-def _marks(holding: Holding, policy: Retention, best: bool) -> Iterator[str]:
+def _marks(holding: Holding, policy: Retention, best: bool, back: bool) -> Iterator[str]:
     if policy.is_permanent(holding.ordinal):
         yield "permanent"
     if best:
         yield "best"
+    if back:
+        yield "roll-back"
     if holding.label is not None:
         yield f"kept: {holding.label}" if holding.label else "kept"
     if holding.info.is_link:

@@ -2,6 +2,8 @@
 
 keep_last        newest verified ones            keep_best   lowest held-out loss on record at their step
 permanent_every  every n-th committed one        budget      bytes of all of them together
+
+Where the recipe rolls back spikes, one that is old enough for that is kept besides (``back_steps``).
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from headway.base.errors import ConfigError, RunError
+from headway.recipe.spike_rules import SpikeRules
 from headway.rundir.layout import RunDirectory
 from headway.rundir.segments import deployment_of
 
@@ -23,12 +26,13 @@ class Retention:
     keep_last: int  # newest ones, that one included
     permanent_every: int | None = None  # every n-th committed checkpoint of the history is kept for good
     keep_best: int = 0  # checkpoints with the lowest held-out loss
+    back_steps: int = 0  # what roll-backs of so many steps need is kept
     budget_bytes: int | None = None  # that all checkpoints of the run may take; overrules ``keep_last`` alone
 
     def __post_init__(self) -> None:
         if self.keep_last < 1:
             raise ConfigError(f"keep_last = {self.keep_last}", "at least one checkpoint is kept", "set keep_last to 1 or more")
-        for name in ("permanent_every", "keep_best", "budget_bytes"):
+        for name in ("permanent_every", "keep_best", "back_steps", "budget_bytes"):
             if (getattr(self, name) or 0) < 0:
                 raise ConfigError(f"{name} = {getattr(self, name)}", "it is no less than 0", f"set {name} to 0 to leave it out")
 
@@ -55,5 +59,9 @@ def policy_of(run: RunDirectory) -> Retention:
             "restore the file from a copy",
         ) from error
     return Retention(
-        keep_last=read.keep_last, permanent_every=read.permanent_every, keep_best=read.keep_best, budget_bytes=read.budget
+        keep_last=read.keep_last,
+        permanent_every=read.permanent_every,
+        keep_best=read.keep_best,
+        back_steps=SpikeRules.of(run.spec()).keeps_back_steps if run.spec_file.exists() else 0,
+        budget_bytes=read.budget,
     )

@@ -2,7 +2,8 @@
 
     keep   newest verified (always), everything newer than it, the last ``keep_last`` down from it, every ``permanent_every``-th
            of the history, the ``keep_best`` with the lowest held-out loss, those that a person keeps by name, the newest from
-           before the last step that was repeated and found sound, the current segment's unfinished saves; and evidence
+           before the last step that was repeated and found sound, those that roll-backs of ``back_steps`` need, the current
+           segment's unfinished saves; and evidence
     budget when what remains takes more than ``budget_bytes``: of the last ones too, oldest first, down to the newest verified
     delete see ``deletion``
 
@@ -164,6 +165,8 @@ def _lasting_reasons(stock: list[Holding], policy: Retention, losses: dict[int, 
         reasons[generations[-1].name].append(newest)
     if sound := newest_sound(generations):
         reasons[sound.name].append(f"the newest from before step {sound_until(generations)}, which was repeated and found sound")
+    for holding in for_roll_backs(generations, policy.back_steps):
+        reasons[holding.name].append(f"for roll-backs of {policy.back_steps} steps")
     return reasons
 
 
@@ -175,6 +178,19 @@ def sound_until(generations: list[Holding]) -> int:
 def newest_sound(generations: list[Holding]) -> Holding | None:
     """What a run goes on from when silent corruption is found next; None: from initial weights."""
     return next((holding for holding in reversed(generations) if holding.info.step <= sound_until(generations)), None)
+
+
+def for_roll_backs(generations: list[Holding], back_steps: int) -> list[Holding]:
+    """The newest that a spike right after the newest of all could go back to; and of what is newer the first in every
+    ``back_steps`` steps, one of which takes its place: so there is always one, at most three times as old."""
+    if not back_steps or not generations:
+        return []
+    enough = [holding for holding in generations if holding.info.step <= generations[-1].info.step - back_steps][-1:]
+    firsts: dict[int, Holding] = {}
+    for holding in generations:
+        firsts.setdefault(holding.info.step // back_steps, holding)
+    reached = enough[0].info.step if enough else 0
+    return [*enough, *(holding for holding in firsts.values() if holding.info.step > reached)]
 
 
 def best_of(generations: list[Holding], losses: dict[int, float], keep: int) -> list[Holding]:

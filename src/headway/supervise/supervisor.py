@@ -50,6 +50,7 @@ from headway.supervise.launcher import Launcher, ProcessLauncher, engine_command
 from headway.supervise.options import Outcome, SuperviseOptions
 from headway.supervise.patience import Patience
 from headway.supervise.requeue import requeue
+from headway.supervise.spikes import Answer, Spikes
 from headway.supervise.takeover import take_over
 from headway.supervise.writers import await_writers
 
@@ -68,11 +69,12 @@ def supervise(
     on_record: Callable[[dict], None] | None = None,
     deployment: dict[str, Any] | None = None,
     change: MixtureChange | None = None,
+    spike: Answer | None = None,
 ) -> Outcome:
     """Own ``run`` until it is complete, stopped or failed.
 
     ``deployment``: resolved; the run goes on under it from here on (None: under the one in force). ``change``: of the mixture,
-    from the restored step on (None: as it is).
+    from the restored step on (None: as it is). ``spike``: what to do about the one at which it stopped.
 
     ``on_record`` gets every row of the trainer, every event, and {kind: "waiting", owner, seconds} while an earlier owner's
     lease runs out. EnvironmentFault when somebody else owns the run.
@@ -106,7 +108,7 @@ def supervise(
                 show=show,
                 inbox=Inbox(run, lease.epoch, clock),
             )
-            outcome = _Supervisor(watch, launcher or ProcessLauncher(), deployment, change).run()
+            outcome = _Supervisor(watch, launcher or ProcessLauncher(), deployment, change, Spikes(watch, spike)).run()
             asked_by_signal = stop.by_signal
     finally:
         lease.release()
@@ -147,8 +149,16 @@ class Viewer:
 class _Supervisor:
     """The loop over attempts, once the lease is held."""
 
-    def __init__(self, watch: Watch, launcher: Launcher, deployment: dict[str, Any] | None, change: MixtureChange | None):
+    def __init__(
+        self,
+        watch: Watch,
+        launcher: Launcher,
+        deployment: dict[str, Any] | None,
+        change: MixtureChange | None,
+        spikes: Spikes,
+    ):
         self._watch, self._launcher, self._deployment, self._change = watch, launcher, deployment, change
+        self._spikes = spikes
         self._attempts, self._fruitless = 0, 0
         self._last_choice: Choice | None = None
         self._best_step = 0  # the newest step that a choice of this supervisor could prove
@@ -190,6 +200,8 @@ class _Supervisor:
         if watch.pauses:
             self._rest()
             return None
+        if question := self._spikes.consider():
+            return self._finish("failed", question, EXIT_RUN)
         choice = self._choose()
         if self._fruitless >= watch.options.max_fruitless_attempts:
             return self._give_up(choice)
@@ -216,7 +228,7 @@ class _Supervisor:
     def _choose(self) -> Choice:
         """Where to go on from. Progress is what a fresh choice can prove, not what the trainer said."""
         await_writers(self._watch)
-        choice = self._find()
+        choice = self._spikes.choose(self._find, current_chain(read_segments(self._watch.run)))
         for entry in choice.rejected:
             key = (entry["checkpoint"], entry["reason"])
             if key not in self._reported:
@@ -225,9 +237,9 @@ class _Supervisor:
         self._count(choice)
         return choice
 
-    def _find(self) -> Choice:
-        """The newest that is whole: here, or on the mirror, from where it is fetched."""
-        run, chain = self._watch.run, current_chain(read_segments(self._watch.run))
+    def _find(self, chain: list[Segment]) -> Choice:
+        """The newest of ``chain`` that is whole: here, or on the mirror, from where it is fetched."""
+        run = self._watch.run
         url = run.info()["deployment"].get("checkpoints", {}).get("mirror")
         if url is None:
             return choose(run, chain, refused=self._refused)
@@ -242,7 +254,7 @@ class _Supervisor:
 
         Ground that is regained below it neither counts against the run nor clears it of anything.
         """
-        if self._last_choice is None or choice.step > self._best_step:
+        if self._last_choice is None or choice.step > self._best_step or self._spikes.goes_back:
             self._fruitless, self._best_step = 0, choice.step
         elif choice.step <= self._last_choice.step and not self._excused:
             self._fruitless += 1
@@ -273,12 +285,12 @@ class _Supervisor:
             author=self._watch.options.author if self._last_end is None else "automatic",
             epoch=self._watch.lease.epoch,
             layout=layout,
-            skips=parent.skips if parent else (),
             quarantines=self._quarantines(segments, parent, choice.step),
             transitions=transitions,
             rejected=tuple(choice.rejected),
             deployment=None if deployment == stated else deployment,
         )
+        segment = self._spikes.applied(segment, list(segments.values()))
         write_segment(run, segment)
         return segment
 

@@ -10,6 +10,7 @@ step, after a save. A save is a snapshot first; it is on record as saved when it
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,6 +20,7 @@ from headway.base.errors import EnvironmentFault, RunError
 from headway.checkpoint.saver import Outcome
 from headway.evaluate.held_out import HeldOut, Share, held_out_loss, windows_at_once
 from headway.evaluate.sample import greedy
+from headway.monitor.spikes import reading_words
 from headway.parallel.state import local_values
 from headway.rundir.heartbeats import COMPILE, DATA, END, EVALUATION, SAVE, STEP
 from headway.rundir.metrics import read_chain_rows
@@ -33,7 +35,7 @@ DELIVERY_STEPS = 200
 
 
 def train(run: TrainRun) -> str:
-    """Train to the end, to a stop, or to where another layout goes on; returns "complete", "stopped" or "relaid"."""
+    """Train to the end, to a stop, a spike, or where another layout goes on: "complete", "stopped", "spike" or "relaid"."""
     run.stop.agree()
     finish_step(run)
     while run.step < run.until and not run.stop:
@@ -41,14 +43,18 @@ def train(run: TrainRun) -> str:
         batch, waited_ns = run.batches().get(run.step)
         run.log.mark("data_stall")
         run.heart.enter(COMPILE if is_new_shape(run) else STEP, run.step)
-        result = run.sound.step(batch, run.schedule.rate(run.step), lambda: bool(run.stop.own))
+        veto = run.spikes.veto(run.step + 1)
+        result = run.sound.step(batch, run.schedule.rate(run.step), lambda: bool(run.stop.own), veto)
         run.step += 1
         run.heart.stepped(run.step, waited_ns)
         run.stop.agreed(result.wish)
-        record(run, result, waited_ns, batch.targets)
+        spike = run.spikes.look(run.step, result)
+        record(run, result, waited_ns, batch.targets, spike)
         run.cadence.step_done()
         run.sound.after(run.step, result.own)
         hear(run, run.saver.poll())
+        if spike is not None and run.spikes.ends:
+            return end(run, spike)
         run.skipped = 0 if result.applied or ends_soundly(run, result) else run.skipped + 1
         if must_stop(run.spec.stability, run.skipped) or (run.skipped and run.step == run.until):
             raise_left_out(run)
@@ -94,14 +100,22 @@ def save_due(run: TrainRun) -> bool:
     return bool(run.crew.told(run.crew.leads and run.cadence.is_due(run.step)))
 
 
-def end(run: TrainRun) -> str:
-    """The last record. A run is complete when its last step is trained, evaluated and saved."""
+def end(run: TrainRun, spike: dict[str, Any] | None = None) -> str:
+    """The last record. A run is complete when its last step is trained, evaluated and saved.
+
+    At a ``spike`` nothing is saved any more: what is under way is finished, and the supervisor goes on from something older.
+    """
     done = run.step == run.until and not run.owes
     state = "stopped" if not done else "complete" if run.step == run.schedule.total_steps else "relaid"
     run.heart.enter(END, run.step)
+    told: dict[str, Any] = {"reason": run.stop.reason}
+    if spike is not None:
+        settled(run)
+        words = reading_words(spike["loss"], spike["grad_norm"], spike["reading"])
+        state, told = "spike", {"reason": f"step {run.step} is {words}", "spike": spike}
     if run.step > run.segment.restored_step:
         record_delivery(run)
-    run.log.write("end", step=run.step, state=state, reason=run.stop.reason, digest=digest(run), peak_bytes=peak_bytes())
+    run.log.write("end", step=run.step, state=state, digest=digest(run), peak_bytes=peak_bytes(), **told)
     run.crew.leave()
     return state
 
@@ -112,8 +126,9 @@ def digest(run: TrainRun) -> str:
     return run.crew.digest(run.trainee.saved_state(), run.place)
 
 
-def record(run: TrainRun, result: StepResult, waited_ns: int, targets: int) -> None:
+def record(run: TrainRun, result: StepResult, waited_ns: int, targets: int, spike: dict[str, Any] | None) -> None:
     """One row per update: the loss is the global one of the whole batch (L3)."""
+    told = {"spike": spike["reading"]} if spike is not None else {}
     done = run.schedule.place(run.step - 1)
     every = run.policy.state_digest_every
     found = digest(run) if every and run.step % every == 0 else None
@@ -135,7 +150,7 @@ def record(run: TrainRun, result: StepResult, waited_ns: int, targets: int) -> N
         digest=found,
         input_wait_ns=waited_ns,
         input_ready=run.batches().ready,
-        **(result.extra | replaced(run)),
+        **(result.extra | replaced(run) | told),
     )
     failpoints.hit("step.recorded", run.step)
     if run.step % DELIVERY_STEPS == 0:
@@ -223,6 +238,7 @@ def save(run: TrainRun) -> None:
         "environment": run.environment,
         "spec_digest": run.spec.digest(),
         "checked": run.sound.stated(),
+        "spikes": run.spikes.state(),
     }
     try:
         snapshot = run.saver.save(run.step, run.trainee.saved_state(), state)
@@ -301,11 +317,11 @@ def sick_tensor(tensors: dict[str, torch.Tensor]) -> str:
 
 def raise_left_out(run: TrainRun) -> None:
     stability = run.spec.stability
-    bad = (
-        "not finite"
-        if stability.skip_above is None
-        else f"not finite, or of a norm above {stability.skip_above:g} times the recent"
-    )
+    bad = "not finite"
+    if stability.skip_above is not None:
+        bad += f", or of a norm above {stability.skip_above:g} times the recent"
+    if run.spikes.skips_updates:
+        bad += ", or a spike"
     raise RunError(
         f"the gradient was {bad}, in {run.skipped} steps in a row, the last is step {run.step}",
         f"no such gradient reaches weights or moments; after {stability.most_skips} in a row, or in the last step, the run stops",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,7 @@ from headway.parallel.mesh import Axes
 from headway.parallel.waits import watch_waits
 from headway.recipe.schedules import Schedule
 from headway.recipe.spec import Spec
+from headway.recipe.spike_rules import SpikeRules
 from headway.rundir.heartbeats import RESTORE, Heart
 from headway.rundir.layout import RunDirectory
 from headway.rundir.metrics import StepLog
@@ -43,6 +44,7 @@ from headway.train.crew import ALONE, Crew, Unwritten, join
 from headway.train.environment import differences, full_environment
 from headway.train.feed import Feed, StepBatch
 from headway.train.soundness.check import CheckPolicy, Soundness
+from headway.train.spikes import SpikeWatch
 from headway.train.stop import Stop, StopRequest
 from headway.train.trainee import Trainee, build_trainee
 
@@ -91,6 +93,7 @@ class TrainRun:
     spec: Spec
     policy: TrainPolicy
     schedule: Schedule
+    spikes: SpikeWatch
     trainee: Trainee
     tokenizer: Tokenizer
     reader: TokenReader
@@ -154,7 +157,8 @@ def set_up(
     directory, clock = RunDirectory.open(run_root), clock or SystemClock()
     failpoints.arm(directory.root, member.rank if member else 0)
     info, spec = directory.info(), directory.spec()
-    chain, schedule = chain_of(directory, segment_id), Schedule(spec)
+    chain = chain_of(directory, segment_id)
+    schedule = Schedule(spec, chain[-1].rates)
     deployment, phases = in_force(chain[-1], info["deployment"]), Phases(clock)
     axes, policy = axes_at(chain[-1].restored_step, schedule, deployment), TrainPolicy.of(deployment)
     torch.set_num_threads(policy.threads)
@@ -175,9 +179,11 @@ def set_up(
     phases.mark("model")
     heart.tick()
     place = crew.place(directory, segment_id)
-    saver, cadence = Saver(place, policy.saves, clock), Cadence(directory, deployment, clock, log)
-    sound = Soundness(policy.checks, trainee, crew, log)
-    parts = (spec, policy, schedule, trainee, tokenizer, reader, feed, log, saver, cadence, sound, Stop(stop, crew), environment)
+    saves = replace(policy.saves, back_steps=SpikeRules.of(spec).keeps_back_steps)
+    saver, cadence = Saver(place, saves, clock), Cadence(directory, deployment, clock, log)
+    sound, spikes = Soundness(policy.checks, trainee, crew, log), SpikeWatch(chain[-1], stream, schedule, crew)
+    watched = (spec, policy, schedule, spikes, trainee, tokenizer, reader, feed, log)
+    parts = (*watched, saver, cadence, sound, Stop(stop, crew), environment)
     until = end_of_layout(chain[-1].restored_step, schedule, deployment)
     run = TrainRun(
         directory, chain, clock, *parts, heart=heart, crew=crew, place=place, until=until, phases_ns=phases.ns, unwatch=unwatch
@@ -265,6 +271,7 @@ def restore(run: TrainRun) -> None:
         run.step, run.trainee.updates = manifest.step, manifest.state["updates"]
         run.committed_step, run.ordinal = manifest.step, manifest.state.get("ordinal", 0)
         run.trainee.optimizer.restore_step(run.trainee.updates)
+        run.spikes.restore(manifest.state.get("spikes"))
         run.trainee.compute.refresh()
         changed, checked = differences(manifest.state["environment"], run.environment), manifest.state.get("checked", {})
     if images:

@@ -42,6 +42,10 @@ class StepResult:
     own: float = 0.0  # nats over the targets of this rank alone, 0 where its stage of a pipeline has none
 
 
+Veto = Callable[[float, float], bool]
+"""Loss and gradient norm of a step -> whether its update is left out."""
+
+
 class Sums:
     """Over the micro-batches of one step, on the device until ``read``."""
 
@@ -92,21 +96,36 @@ def train_step(
     rate: float,
     wish: Callable[[], bool] = lambda: False,
     look: Callable[[Sums], None] = lambda sums: None,
+    veto: Veto | None = None,
 ) -> StepResult:
     """Run one update in place; ``rate`` is the learning rate of this step, ``wish`` is asked at its end, ``look`` is called when
-    the gradients are there."""
+    the gradients are there.
+
+    ``veto``: asked before the update, with its loss and gradient norm; every rank must answer alike. It waits for the device.
+    """
     failpoints.hit("step.begin", batch.place.step + 1, trainee.memory_of_state)
     sums = accumulate(trainee, batch)
     failpoints.hit("step.gradients", batch.place.step + 1, trainee.memory_of_gradients)
     look(sums)
-    return update(trainee, batch, sums, rate, wish)
+    return update(trainee, batch, sums, rate, wish, veto)
 
 
-def update(trainee: Trainee, batch: StepBatch, sums: Sums, rate: float, wish: Callable[[], bool] = lambda: False) -> StepResult:
+def update(
+    trainee: Trainee,
+    batch: StepBatch,
+    sums: Sums,
+    rate: float,
+    wish: Callable[[], bool] = lambda: False,
+    veto: Veto | None = None,
+) -> StepResult:
     """Clip, judge and apply the gradients that ``accumulate`` has left, balance the routers."""
     spec, step = trainee.spec, batch.place.step + 1
     clip = clip_by_norm(trainee.parameters, spec.optimizer.clip_norm, trainee.parts)
-    bad = trainee.guard.judge(clip.norm)
+    told = sums.read(trainee.mesh, wish()) if veto is not None else None
+    if veto is not None and told is not None and veto(told[0][0] / batch.targets, float(clip.norm)):
+        bad = torch.ones_like(clip.norm, dtype=torch.bool)  # the guard's history does not learn it
+    else:
+        bad = trainee.guard.judge(clip.norm)
     trainee.optimizer.set_rate(rate)
     trainee.optimizer.step(bad)  # a bad gradient never reaches weights or moments (L9)
     reading = clip.read(bad)
@@ -119,7 +138,7 @@ def update(trainee: Trainee, batch: StepBatch, sums: Sums, rate: float, wish: Ca
         trainee.compute.refresh()
     trainee.optimizer.zero_grad()
     failpoints.hit("step.updated", step, trainee.memory_of_state)
-    losses, wished = sums.read(trainee.mesh, wish())
+    losses, wished = told or sums.read(trainee.mesh, wish())
     nll, z, further, routing = (loss / batch.targets for loss in losses)
     extra = {"further_loss": further} if spec.model.mtp_layers else {}
     extra |= {"routing_loss": routing, **loads} if loads else {}

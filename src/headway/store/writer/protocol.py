@@ -25,6 +25,7 @@ class Attachment:
     keep_last: int
     permanent_every: int = 0
     keep_best: int = 0
+    back_steps: int = 0
     budget: int | None = None
     linger_seconds: float = 300.0
     commit_seconds: float = 120.0  # for the slowest rank, after the coordinator's own receipt
@@ -37,6 +38,7 @@ class Attachment:
             keep_last=self.keep_last,
             permanent_every=self.permanent_every,
             keep_best=self.keep_best,
+            back_steps=self.back_steps,
             budget_bytes=self.budget,
         )
 
