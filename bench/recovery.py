@@ -3,8 +3,8 @@
     worker kill -> first new step     against interpreter + import of torch + restore, measured in the same run
     node loss   -> first new step     a spare takes its place
 
-The demo's recipe, small: what is measured is the supervisor's share. Times come from the records and from the moment of the signal, both
-of this machine's boot clock.
+The demo's recipe, small: what is measured is the supervisor's share. Times come from the records and from the moment of the
+signal, both of this machine's boot clock.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from typing import Any
 
 HEADWAY = [sys.executable, "-m", "headway.cli.main"]
 SMALL = (
-    "stages.warm.tokens=200k",
     "deployment.threads=1",
     "deployment.checkpoints.every_steps=10",
     "deployment.log.every_steps=1000",
@@ -43,7 +42,7 @@ def now_ns() -> int:
 
 
 def build(root: Path) -> None:
-    subprocess.run([*HEADWAY, "data", "build", "demo", "--data", str(root / "data")], check=True, stdout=subprocess.DEVNULL)
+    subprocess.run([*HEADWAY, "data", "build", "demo", "--out", str(root / "data")], check=True, stdout=subprocess.DEVNULL)
 
 
 def interrupted(root: Path, name: str, sets: tuple[str, ...], strike: Any) -> dict[str, Any]:

@@ -32,8 +32,11 @@ BENCHMARKS = (
     "model_family",
     "parallel",
     "checkpoint",
+    "supervise",
+    "recovery",
     "plan_accuracy",
     "plan_memory",
+    "goodput",
 )
 LONG = ("mup_transfer", "ablations", "soak")
 """An hour, a quarter of one, and two thirds: measured when they are named."""
@@ -62,6 +65,8 @@ RATES = (
     "start_s",
     "first_wait_ms",
     "step_ms",
+    "longest_restart_seconds_for_97_percent",
+    "latest_silent_fault_seen_seconds_for_97_percent",
     *PLAN_SPEED,
 )
 """Rates and times that the table shows all the same, beside the ratio that they belong to."""

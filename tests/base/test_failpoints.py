@@ -53,3 +53,20 @@ def test_disk_full_is_an_os_error(tmp_path):
     failpoints.arm(make_run(tmp_path, True, [{"point": "save.data_partial", "action": "disk_full"}]))
     with pytest.raises(OSError, match="No space left"):
         failpoints.hit("save.data_partial", 1)
+
+
+FLIP = {"point": "step.gradients", "action": "flip", "step": 2, "tensor": "w", "bit": 11}
+
+
+def test_a_flip_turns_one_bit_of_one_tensor(tmp_path):
+    failpoints.arm(make_run(tmp_path, True, [FLIP]))
+    memory = {"w": bytearray(4), "other": bytearray(4)}
+    for step in (1, 2, 2, 3):
+        failpoints.hit("step.gradients", step, lambda name: memoryview(memory[name]))
+    assert memory == {"w": b"\x00\x08\x00\x00", "other": bytes(4)}
+
+
+@pytest.mark.parametrize("wrong", [{"point": "save.begin"}, {"tensor": ""}])
+def test_a_flip_without_memory_is_refused(tmp_path, wrong):
+    with pytest.raises(ConfigError, match="no bit can be flipped"):
+        failpoints.arm(make_run(tmp_path, True, [FLIP | wrong]))

@@ -123,8 +123,9 @@ class Bench:
         checkpoints: dict | None = None,
         layouts: dict[str, dict[str, int]] | None = None,
         fleet: dict | None = None,
+        corruption: dict[str, int] | None = None,
     ) -> RunDirectory:
-        deployment = self.deployment(layouts, {"every_steps": every_steps, **(checkpoints or {})}, fleet)
+        deployment = self.deployment(layouts, {"every_steps": every_steps, **(checkpoints or {})}, fleet, corruption)
         return create_run(
             where,
             spec=self.spec(overrides),
@@ -142,7 +143,10 @@ class Bench:
 
     @staticmethod
     def deployment(
-        layouts: dict[str, dict[str, int]] | None = None, checkpoints: dict | None = None, fleet: dict | None = None
+        layouts: dict[str, dict[str, int]] | None = None,
+        checkpoints: dict | None = None,
+        fleet: dict | None = None,
+        corruption: dict[str, int] | None = None,
     ) -> Deployment:
         """One thread per process, and as many processes as the layouts (stage -> axes) ask for; with a fleet one per node."""
         worlds = {math.prod(axes.get(axis, 1) for axis in AXES) for axes in (layouts or {}).values()} or {1}
@@ -153,6 +157,7 @@ class Bench:
                 "layouts": layouts or {},
                 "checkpoints": {"every_steps": 4, "keep_last": 3, "when_busy": "wait"} | (checkpoints or {}),
                 "state_digest_every": 1,
+                "supervise": {"corruption": corruption or {}},
             }
         )
 

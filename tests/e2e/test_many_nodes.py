@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from conftest_e2e import events_of, trace
 
+from headway.monitor.summary import summarise
 from headway.rundir.metrics import read_chain_rows
 from headway.rundir.processes import is_alive
 from headway.rundir.segments import current_chain, read_segments
@@ -47,7 +48,7 @@ def gate(tmp_path) -> Path:
 
 def fleet(*hosts: str, gate: Path | None = None, **options) -> dict:
     start = [str(gate), "{host}"] if gate else []
-    return {"hosts": list(hosts), "start": start, "silence": "5s", "rejoin": "500ms", "patience": "20s"} | options
+    return {"hosts": list(hosts), "start": start, "silence": "5s", "rejoin": "500ms", "patience": "20s", "check": False} | options
 
 
 def take_down(gate: Path, host: str) -> None:
@@ -115,7 +116,7 @@ def assert_each_sequence_was_trained_once(run, other) -> None:
 
 
 def test_two_nodes_train_what_two_ranks_of_one_machine_do(bench, undisturbed, tmp_path):
-    run = bench.run(tmp_path / "run", overrides=FLOAT32, layouts=TWO, fleet=fleet("n0", "n1"))
+    run = bench.run(tmp_path / "run", overrides=FLOAT32, layouts=TWO, fleet=fleet("n0", "n1", check=True, patience="120s"))
     outcome = bench.go(run)
     assert outcome.state == "complete", outcome
     assert layouts(run) == [(2, ["n0", "n1"])]
@@ -145,6 +146,8 @@ def test_F7_a_node_lost_for_good_leaves_fewer_and_is_taken_back_at_a_checkpoint(
     assert outcome.state == "complete", outcome
     assert layouts(run) == [(2, ["n0", "n1"]), (1, ["n0"]), (2, ["n0", "n1"])], states(run)
     assert "nodes are there again" in read_segments(run)[2].reason
+    seen = summarise(run).nodes
+    assert (seen.training, seen.wanted, seen.away) == (("n0", "n1"), 2, {})
     assert_each_sequence_was_trained_once(run, undisturbed)
     mine, theirs = trace(run).losses, trace(undisturbed).losses
     assert mine == pytest.approx(theirs, rel=1e-5)
@@ -219,3 +222,41 @@ def test_F6_a_supervisor_that_is_killed_leaves_no_node_behind(bench, undisturbed
     assert outcome.state == "complete", outcome
     assert trace(run) == trace(undisturbed)
     assert_nobody_is_left(run)
+
+
+def test_a_node_lost_during_a_save_and_again_while_its_successor_restores(bench, undisturbed, tmp_path):
+    """What was committed stands, and two losses within a moment cost no more than one."""
+    run = bench.run(tmp_path / "run", overrides=FLOAT32, layouts=TWO, fleet=fleet("n0", "n1", "s0"))
+    losses = iter(["snapshot", "start"])
+    wanted = [next(losses)]
+
+    class Struck(Chaos):
+        def __call__(self, record: dict) -> None:
+            super().__call__(record)
+            if wanted and record["kind"] == wanted[0] and record.get("step", 8) >= 8:
+                wanted[:] = [kind for kind in [next(losses, None)] if kind]
+                self.kill_agent(self.launch["ranks"][1]["node"])
+
+    outcome = bench.go(run, on_record=Struck())
+    assert (outcome.state, outcome.attempts) == ("complete", 3), outcome
+    assert not wanted
+    restored = [segment.restored_step for segment in read_segments(run)]
+    assert restored == sorted(restored), "committed state never shrinks"
+    assert trace(run) == trace(undisturbed)
+    assert_nobody_is_left(run)
+
+
+def test_the_store_may_die_at_any_moment(bench, undisturbed, tmp_path):
+    """Training needs it no more once ranks have met; the next meeting has a new one."""
+    run = bench.run(tmp_path / "run", overrides=FLOAT32, layouts=TWO, fleet=fleet("n0", "n1"))
+    outcome = bench.go(
+        run,
+        on_record=Chaos(
+            step6=lambda chaos: os.kill(chaos.launch["store"], signal.SIGKILL), step10=lambda chaos: chaos.kill_rank(1)
+        ),
+    )
+    assert (outcome.state, outcome.attempts) == ("complete", 2), outcome
+    first, second = told(run, "launch")
+    assert first["store"] != second["store"]
+    assert trace(run) == trace(undisturbed)
+    assert not is_alive(second["store"], None), "it ends with its owner"

@@ -157,3 +157,20 @@ def test_where_the_exit_is_lost_the_rows_tell(told):
 
 def test_without_events_there_is_a_history_all_the_same():
     assert read_interruptions([], {}) == Interruptions(gaps=(), quiet=0.0, restarts=())
+
+
+@pytest.mark.parametrize("state", ["stopped", "relaid"])
+def test_an_attempt_that_saved_and_ended_by_itself_is_none(told, state):
+    """A scheduler that takes its machines back, nodes that are there again, a stage with another layout: no work is lost."""
+    told.attempt(end=state)
+    told.ends("exit code 0", code=0)
+    told.attempt()
+    told.ends("killed", signal=9)
+    assert len(told.read().gaps) == 1
+
+
+def test_what_ends_with_its_last_word_and_then_fails_is_one(told):
+    told.attempt(end="stopped")
+    told.ends("the writer was lost, exit code 4", code=4)
+    told.attempt()
+    assert len(told.read().gaps) == 1

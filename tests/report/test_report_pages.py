@@ -103,7 +103,7 @@ def test_markdown_links_resolve(written: ReportPaths) -> None:
     links = re.findall(r"!?\[[^\]]*\]\(([^)]*)\)", written.markdown.read_text())
     assert {f"plots/{path.name}" for path in written.plots} == set(links)
     assert all((written.markdown.parent / link).is_file() for link in links)
-    assert len(written.plots) == 6
+    assert len(written.plots) == 7
 
 
 def test_both_renderings_hold_the_same_content(written: ReportPaths, material: Material) -> None:
@@ -160,7 +160,7 @@ def test_verdict_of_a_replay_that_differs(tmp_path: Path) -> None:
     page = build_page(material)
     assert page.tone is Tone.BAD
     assert "3 did NOT come out as before" in markdown.inline(page.verdict)
-    text = markdown.render(page, dict.fromkeys(("loss", "positions", "health", "time", "segments", "closeup-2"), ""))
+    text = markdown.render(page, dict.fromkeys(("loss", "positions", "health", "time", "goodput", "segments", "closeup-2"), ""))
     assert "3 steps came out different, first step 11" in text
     assert "The recorded environments are the same" in text
 
@@ -363,7 +363,7 @@ def test_run_whose_trainer_only_started(tmp_path: Path) -> None:
     run = tell(tmp_path / "run", Story(kill_step=None, end_step=0, finish=False, sample=False, steps=24))
     paths = write_report(run)
     assert "No step is recorded yet" in words(paths.html)
-    assert [path.stem for path in paths.plots] == ["time", "segments"]
+    assert [path.stem for path in paths.plots] == ["time", "goodput", "segments"]
 
 
 @pytest.mark.parametrize("steps", [1, 2, 3])
@@ -449,7 +449,7 @@ def test_G1_books_that_do_not_close_are_said(material: Material) -> None:
     short = dataclasses.replace(ledger, intervals=ledger.intervals[:-1])
     facts = dataclasses.replace(material.facts, ledger=short, categories=short.categories)
     section = time(dataclasses.replace(material, facts=facts))
-    text = " ".join(markdown.render_block(block, {"time": ""}) for block in section.blocks)
+    text = " ".join(markdown.render_block(block, {"time": "", "goodput": ""}) for block in section.blocks)
     assert "The books do not close" in text
     assert f"a difference of {ledger.intervals[-1].ns:,} ns" in text
 

@@ -81,7 +81,7 @@ def nodes(tmp_path):
     started: list[Node] = []
 
     def start(host: str, **options) -> Node:
-        started.append(Node(host, NodeOptions(**{"orphan_seconds": 2.0} | options), tmp_path / "fleet" / f"{host}.log"))
+        started.append(Node(host, NodeOptions(**{"orphan_seconds": 2.0, "check": False} | options), tmp_path))
         return started[-1]
 
     yield start
@@ -183,6 +183,15 @@ def test_what_a_login_prints_is_no_message(nodes):
     assert wait_for(lambda: node.hello)["pid"]
 
 
+@pytest.mark.e2e
+def test_an_agent_checks_its_node_and_tells_what_it_found(nodes):
+    node = nodes("n0", check=True)
+    assert node.unfit is None
+    assert wait_for(lambda: node.unfit is not None, 60.0)
+    assert node.unfit == ""
+    assert {check["name"] for check in node._heard.checked["report"]["checks"]} >= {"arithmetic", "memory", "disk", "network"}
+
+
 # --- who is used, who is blamed -------------------------------------------------------------------------------------------
 
 
@@ -191,6 +200,7 @@ class StandIn:
 
     def __init__(self, host: str, *_):
         self.host, self.lost, self.hello, self.calls = host, "", {"boot_id": "b", "pid": 1, "host": "h"}, []
+        self.unfit = ""
 
     def look(self) -> bool:
         return not self.lost
@@ -211,7 +221,11 @@ def fleet(run, monkeypatch):
     def make(hosts=("n0", "n1", "s0"), **options) -> Fleet:
         values = {"wanted": 2, "per_node": 2, "least": 1, "evict_after": 2, "rejoin_seconds": 3600.0, "address": "127.0.0.1"}
         options = FleetOptions(hosts=tuple(hosts), node=NodeOptions(hello_seconds=0.2), **(values | options))
-        fleet = Fleet(run, options, lambda kind, **fields: told.append((fields["host"], fields["state"])), lambda: None, [])
+
+        def tell(kind: str, **fields) -> None:
+            told.append((kind, fields["text"]) if kind == "note" else (fields["host"], fields["state"]))
+
+        fleet = Fleet(run, options, tell, lambda: None, [])
         fleet.told = told
         return fleet
 
@@ -275,6 +289,31 @@ def test_only_a_death_without_a_word_is_blamed_on_the_node(fleet):
     assert found._hosts["n1"].node.calls == ["close"]
 
 
+def test_a_node_that_fails_its_check_never_joins(fleet):
+    found = fleet()
+    for host in found._hosts.values():
+        host.node = StandIn(host.name)
+    found._hosts["n1"].node.unfit = "memory: 3 wrong words"
+    assert found.gather(never) == ("n0", "s0")
+    assert found._hosts["n1"].out == "it failed its check: memory: 3 wrong words"
+    found._hosts["s0"].node.unfit = None
+    assert found.usable == ("n0",), "its check is under way"
+
+
+def test_silent_corruption_found_twice_on_a_node_evicts_it(fleet, run):
+    found = fleet()
+    layout = found.place(DEPLOYMENT, "main", found.gather(never))
+    for number in (1, 2):
+        write_segment(run, Segment(number, None, 0, None, "start", "test", 1, layout))
+    event = {"kind": "corruption", "rank": 3, "segment": 1}
+    nobody = {"kind": "corruption", "rank": None, "segment": 2}
+    assert not found.weigh_corruption([event, event, nobody])
+    assert not found.weigh_corruption([event, event | {"segment": 2, "rank": 1}])
+    assert found.weigh_corruption([event, event | {"segment": 2, "rank": 2}])
+    assert found.told == [("n1", "evicted")]
+    assert not found.weigh_corruption([event, event | {"segment": 2}]), "once"
+
+
 def test_a_lost_node_excuses_the_attempt_and_is_no_fault_of_its_own(fleet):
     found = fleet()
     found.place(DEPLOYMENT, "main", found.gather(never))
@@ -285,13 +324,25 @@ def test_a_lost_node_excuses_the_attempt_and_is_no_fault_of_its_own(fleet):
 
 def test_too_few_for_good_says_why_of_each(fleet):
     found = fleet(hosts=("n0", "n1"), least=2)
-    found.gather(never)
+    found.place(DEPLOYMENT, "main", found.gather(never))
     found.evict("n1", "its memory failed the check")
     with pytest.raises(EnvironmentFault, match=r"1 of 2 nodes can be used: n1 is evicted: its memory failed the check"):
         found.gather(never)
-    found.evict("n0", "so did this")
-    with pytest.raises(EnvironmentFault, match=r"0 of 2 nodes"):
+
+
+def test_hosts_that_do_not_answer_at_the_start_are_a_mistake_later_they_are_waited_for(fleet):
+    found = fleet(hosts=("n0", "n1"), least=None)
+    for host in found._hosts.values():
+        host.node, host.tried = StandIn(host.name), time.monotonic()
+    found._hosts["n1"].node.lost = "exit code 255"
+    with pytest.raises(EnvironmentFault, match=r"1 of 2 nodes can be used: n1: exit code 255"):
         found.gather(never)
+    found._hosts["n1"].node.lost = ""
+    found.place(DEPLOYMENT, "main", found.gather(never))
+    found._hosts["n1"].node.lost = "the network is away"
+    began = time.monotonic()
+    assert found.gather(lambda: time.monotonic() > began + 0.5) == ()
+    assert found.told[-1] == ("note", "waiting for nodes: n1: the network is away")
 
 
 def test_waiting_ends_when_somebody_asks_to_stop(fleet):

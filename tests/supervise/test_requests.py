@@ -121,6 +121,7 @@ def test_a_batch_system_is_asked_again_only_after_a_signal(run, tmp_path, monkey
     outcome = supervise(run, options=quick(requeue=command), launcher=standin_launcher(), on_record=on_record)
     assert (outcome.state, outcome.reason.split(",")[0]) == ("stopped", "asked to stop by SIGUSR1")
     assert (tmp_path / "queued").read_text() == "77\n"
+    assert read_events(run)[-1]["state"] == "requeued"
     assert seen[-1] == {"kind": "requeue", "command": list(command[:2]) + [f"echo 77 > {tmp_path}/queued"], "came": "done"}
 
 

@@ -12,6 +12,7 @@ A user's mistake never shows a traceback; ``assert`` is only for our own bugs.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 EXIT_OK, EXIT_FINDINGS, EXIT_CONFIG, EXIT_ENVIRONMENT, EXIT_RUN = 0, 1, 2, 3, 4
 
@@ -76,6 +77,18 @@ class DamagedData(EnvironmentFault):
     def __init__(self, damage: dict[str, object], cause: HeadwayError):
         self.damage = damage
         super().__init__(cause.problems)
+
+
+class SilentCorruption(RunError):
+    """Results that are not what they must be, though nothing failed.
+
+    ``facts``: {by, step, agreed, rank, ranks, host, hosts, parameter, tensors, words}; a rank or host that is not known is None.
+    ``agreed``: the last step after which the same check had found all sound: checkpoints after it are suspect.
+    """
+
+    def __init__(self, facts: dict[str, Any], rule: str, way_out: str):
+        self.facts = facts
+        super().__init__(facts["words"], rule, way_out)
 
 
 def from_os_error(error: OSError, path: object, doing: str) -> EnvironmentFault:

@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 import signal
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -53,24 +55,40 @@ BUILD_POINTS = (
 """Every stage of a data build, in order. A build belongs to no run: its tests arm a drill of their own."""
 
 ALL = SAVE_POINTS + SNAPSHOT_POINTS + STEP_POINTS + EVALUATION_POINTS + BUILD_POINTS
-ACTIONS = ("kill", "disk_full", "quota", "io_error", "raise", "hang", "terminate")
+ACTIONS = ("kill", "disk_full", "quota", "io_error", "raise", "hang", "terminate", "sleep", "block", "memory", "slow", "flip")
+"""``hang``: SIGSTOP. ``sleep``: in Python, for ever. ``block``: in a read that never returns. ``memory``: there is none left.
+``slow``: from here on every step takes longer by ``share`` of its forward and backward passes."""
+FLIP_POINTS = ("step.begin", "step.gradients", "step.updated")
+"""Where memory is at hand: weights and moments, or at ``step.gradients`` the gradients."""
+
+Memory = Callable[[str], memoryview]
+"""The bytes of a tensor by its name, to be written to."""
 
 
 @dataclass(frozen=True)
 class Fault:
-    """What happens where: ``action`` at failpoint ``point``, in step ``step`` (None: at the first pass), on rank ``rank``."""
+    """What happens where: ``action`` at failpoint ``point``, in step ``step`` (None: at the first pass), on rank ``rank``.
+
+    ``share``: of ``slow`` alone; 1.0 is twice as slow. A flip turns bit ``bit`` of the memory of ``tensor`` on that rank, counted
+    from the first byte's lowest.
+    """
 
     point: str
     action: str
     step: int | None = None
     rank: int = 0
+    share: float = 1.0
+    tensor: str = ""
+    bit: int = 0
 
     def key(self) -> str:
-        return f"{self.point}/{self.action}/{self.step}" + (f"/{self.rank}" if self.rank else "")
+        whose = f"/{self.rank}" if self.rank else ""
+        return f"{self.point}/{self.action}/{self.step}{whose}" + (f"/{self.tensor}/{self.bit}" if self.tensor else "")
 
 
 _armed: list[Fault] = []
 _fired: RecordWriter | None = None
+_slow_share, _step_began = 0.0, 0.0
 
 
 def drill_file(run_directory: Path) -> Path:
@@ -85,14 +103,18 @@ def is_drill(run_directory: Path) -> bool:
 
 
 def parse_faults(entries: list[dict]) -> list[Fault]:
-    """Check a list of {point, action, step} and name the nearest way out for each unknown word."""
+    """Check a list of {point, action, step, rank, tensor, bit} and name the nearest way out for each unknown word."""
     faults = []
     for entry in entries:
-        fault = Fault(entry.get("point", ""), entry.get("action", "kill"), entry.get("step"), entry.get("rank", 0))
+        where = {key: entry[key] for key in ("step", "rank", "share", "tensor", "bit") if key in entry}
+        fault = Fault(entry.get("point", ""), entry.get("action", "kill"), **where)
         if fault.point not in ALL:
             raise ConfigError(f"unknown failpoint {fault.point!r}", f"known: {', '.join(ALL)}")
         if fault.action not in ACTIONS:
             raise ConfigError(f"unknown fault {fault.action!r}", f"known: {', '.join(ACTIONS)}")
+        if fault.action == "flip" and (fault.point not in FLIP_POINTS or not fault.tensor):
+            rule = f"a flip names its tensor, and happens at one of {', '.join(FLIP_POINTS)}"
+            raise ConfigError(f"no bit can be flipped at {fault.point} in {fault.tensor!r}", rule)
         faults.append(fault)
     return faults
 
@@ -124,15 +146,18 @@ def arm(run_directory: Path, rank: int = 0) -> list[Fault]:
 
 
 def disarm() -> None:
-    global _fired
+    global _fired, _slow_share
     _armed.clear()
+    _slow_share = 0.0
     if _fired is not None:
         _fired.close()
         _fired = None
 
 
-def hit(point: str, step: int) -> None:
-    """Pass the failpoint ``point`` in step ``step``; costs one truth test when nothing is armed."""
+def hit(point: str, step: int, memory: Memory | None = None) -> None:
+    """Pass the failpoint ``point`` in step ``step``; costs two truth tests when nothing is armed. ``memory``: what may flip."""
+    if _slow_share:
+        _slow_down(point)
     if not _armed:
         return
     assert point in ALL, point
@@ -141,10 +166,14 @@ def hit(point: str, step: int) -> None:
             _armed.remove(fault)
             assert _fired is not None
             _fired.append({"fault": fault.key(), "step": step})
-            _act(fault)
+            _act(fault, memory)
 
 
-def _act(fault: Fault) -> None:
+def _act(fault: Fault, memory: Memory | None) -> None:
+    global _slow_share, _step_began
+    if fault.action == "flip":
+        assert memory is not None, fault.point
+        memory(fault.tensor)[fault.bit // 8] ^= 1 << fault.bit % 8
     if fault.action == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
         time.sleep(60)  # the signal is asynchronous: never run on past it
@@ -160,3 +189,24 @@ def _act(fault: Fault) -> None:
         raise OSError(errno.EIO, "Input/output error (drill)")
     if fault.action == "raise":
         raise RuntimeError(f"drill: fault at {fault.point}")
+    if fault.action == "sleep":
+        while True:
+            time.sleep(1.0)
+    if fault.action == "block":
+        nobody_writes, _ = os.pipe()
+        os.read(nobody_writes, 1)
+    if fault.action == "memory":
+        held = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+        resource.setrlimit(resource.RLIMIT_AS, (held + 2**20, resource.RLIM_INFINITY))
+        bytearray(2**30)
+    if fault.action == "slow":
+        _slow_share, _step_began = fault.share, time.monotonic()
+
+
+def _slow_down(point: str) -> None:
+    """A rank that computes slower than the others, as a hot or throttled device does."""
+    global _step_began
+    if point == "step.begin":
+        _step_began = time.monotonic()
+    elif point == "step.gradients":
+        time.sleep(_slow_share * (time.monotonic() - _step_began))

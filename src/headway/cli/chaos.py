@@ -22,16 +22,16 @@ from headway.base.errors import RunError
 
 HOSTS = ("node-0", "node-1", "spare")
 FLEET = (
-    "nodes=2",
-    "processes_per_node=1",
-    "threads=1",
-    "layouts.default.dp_shard=2",
-    f"fleet.hosts={json.dumps(HOSTS)}",
-    "fleet.start=[]",
-    "fleet.silence=5s",
-    "checkpoints.every_steps=20",
-    "supervise.hang_floor=20s",
-    "supervise.lease_ttl=5s",
+    "deployment.nodes=2",
+    "deployment.processes_per_node=1",
+    "deployment.threads=1",
+    "deployment.layouts.default.dp_shard=2",
+    f"deployment.fleet.hosts={json.dumps(HOSTS)}",
+    "deployment.fleet.start=[]",
+    "deployment.fleet.silence=5s",
+    "deployment.checkpoints.every_steps=20",
+    "deployment.supervise.hang_floor=20s",
+    "deployment.supervise.lease_ttl=5s",
 )
 """Of the demo's deployment, with chaos. No fewer nodes than two: numbers are equal to the bit under one layout."""
 
@@ -122,7 +122,7 @@ BLOWS = (
     Blow(
         0.30,
         "SIGSTOP to rank 0, which then neither works nor ends",
-        "it is found by its silence within 20 s, and replaced",
+        "it is found by its silence (20 s, or eight of its longest steps), and replaced",
         lambda c: c.rank(0, signal.SIGSTOP),
     ),
     Blow(0.45, "a node dies, agent and ranks", "another takes its place", lambda c: c.agent(1)),

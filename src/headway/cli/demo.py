@@ -97,7 +97,7 @@ class _Demo:
         from headway.cli.describe import describe
 
         begin = SystemClock().stamp().boot_ns
-        description = describe(PRESET, [f"deployment.{key}" for key in FLEET] if self.chaos else None, None)
+        description = describe(PRESET, FLEET if self.chaos else None, None)
         kill_step = None if self.chaos else choose_kill(description, self.kill_at)
         calibration = self.show_plan(description)
         manifest = self.build_data(description)

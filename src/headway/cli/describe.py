@@ -83,7 +83,7 @@ def local_or_url(where: str | Path) -> Path | str:
 
 def is_there(where: Path | str) -> bool:
     """Whether data may lie at that place; of a URL only opening it tells."""
-    return isinstance(where, str) or where.is_dir()
+    return isinstance(where, str) or where.exists()
 
 
 def manifest_of(description: Description, data: str | Path | None, cache: Path | None = None) -> tuple[Path | str, Any]:

@@ -22,6 +22,7 @@ VERBS: dict[str, str] = {
     "plan": "headway.cli.plan:app",
     "run": "headway.cli.run:run",
     "status": "headway.cli.status:status",
+    "goodput": "headway.cli.goodput:goodput",
     "resume": "headway.cli.run:resume",
     "pause": "headway.cli.stop:pause",
     "stop": "headway.cli.stop:stop",
@@ -29,6 +30,7 @@ VERBS: dict[str, str] = {
     "report": "headway.cli.report:report",
     "prove": "headway.cli.prove:prove",
     "dryrun": "headway.cli.dryrun:dryrun",
+    "doctor": "headway.cli.doctor:doctor",
     "demo": "headway.cli.demo:demo",
 }
 """Verb -> where its function stands; its docstring is its help. Those of ``GROUPS`` have verbs of their own."""
@@ -89,9 +91,9 @@ def build_app() -> App:
         name="data", help="Build the data of a recipe, and look into what was built.", sort_key=1, help_epilogue="", **common
     )
     about = "List, verify, show, compare, prune, keep and convert checkpoints."
-    checkpoint = App(name="checkpoint", help=about, sort_key=9, help_epilogue="", **common)
+    checkpoint = App(name="checkpoint", help=about, sort_key=11, help_epilogue="", **common)
     about = "Tune hyperparameters on a small model and carry them to a wide one (muP)."
-    mup = App(name="mup", help=about, sort_key=11, help_epilogue="", **common)
+    mup = App(name="mup", help=about, sort_key=13, help_epilogue="", **common)
     for position, (verb, target) in enumerate(VERBS.items()):
         if target.endswith(":app"):  # a group is set up where it stands
             app.command(target, name=verb)

@@ -210,7 +210,13 @@ class Progress:
         return [f"- waiting up to {record['seconds']:.0f} s: an earlier supervisor ({who}) may still own this run"]
 
     def _on_hang(self, record: Record) -> list[str]:
-        return [f"- ALARM: no progress in segment {record['segment']}: its trainer is taken to hang and is stopped"]
+        why = f": {record['verdict']}" if record.get("verdict") else ""
+        return [f"- ALARM: no progress in segment {record['segment']}: its trainer is taken to hang and is stopped{why}"]
+
+    def _on_straggler(self, record: Record) -> list[str]:
+        return [f"- ALARM: {record['text']}"]
+
+    _on_memory_growth = _on_slow_data = _on_straggler
 
     def _on_exit(self, record: Record) -> list[str]:
         trainer, at = f"the trainer of segment {record['segment']}", f"after step {self.last_step}"
@@ -227,6 +233,9 @@ class Progress:
     def _on_quarantine(self, record: Record) -> list[str]:
         where = f"{record['shard']}, block {record['block']}"
         return [f"- ALARM: {record['tokens']:,} tokens of {record['source']} ({where}) are damaged: the run goes on without them"]
+
+    def _on_corruption(self, record: Record) -> list[str]:
+        return [f"- ALARM: silent corruption: {record['reason']}"]
 
     def _on_mixture(self, record: Record) -> list[str]:
         weights = ", ".join(f"{name} {weight:g}" for name, weight in record["weights"].items())

@@ -95,8 +95,14 @@ def lines(summary: Any) -> Iterator[str]:
         bits = ", ".join(f"{name} {float(value):.3f}" for name, value in summary.bits_per_byte.items())
         yield f"bits/byte   held out: {bits}"
     yield f"checkpoint  {summary.checkpoint or 'none committed yet'}"
+    if summary.interval is not None:
+        from headway.cli.goodput import interval_words
+
+        yield f"interval    {interval_words(summary.interval)}"
     if summary.segment is not None:
         yield f"segment     {summary.segment}, {summary.restarts} restart{'' if summary.restarts == 1 else 's'}"
+    if summary.nodes is not None:
+        yield from node_lines(summary.nodes)
     if summary.owner_alive:
         yield f"supervisor  alive: {', '.join(f'{key} {value}' for key, value in summary.owner.items())}"
     yield from time_lines(summary.ledger)
@@ -104,6 +110,14 @@ def lines(summary: Any) -> Iterator[str]:
     for finding in summary.findings:
         yield f"{'ALARM' if finding in summary.alarms else 'noted'} at step {finding.step}: {finding.message}"
     yield from (f"note: {flag}" for flag in summary.ledger.flags)
+
+
+def node_lines(nodes: Any) -> Iterator[str]:
+    """Which train, and what became of the others."""
+    fewer = f", {nodes.wanted} are wanted" if len(nodes.training) < nodes.wanted else ""
+    yield f"nodes       {len(nodes.training)} train: {', '.join(nodes.training)}{fewer}"
+    for host, why in nodes.away.items():
+        yield f"{'':<11} {host} is {why}"
 
 
 def input_lines(delivery: Any) -> Iterator[str]:

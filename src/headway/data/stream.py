@@ -28,6 +28,7 @@ from headway.data.legs import Legs
 from headway.data.positions import Bad, Entry, SourceShape
 from headway.recipe.spec import QUANTA, Spec, StageSpec
 from headway.rundir.segments import Segment
+from headway.rundir.skips import skip_gaps
 
 BLOCK = 4_096
 _KEPT_BLOCKS = 4
@@ -256,15 +257,7 @@ class Stream:
 
     def gaps(self, stage: int) -> list[tuple[int, int]]:
         """The stream indices of ``stage`` that skips leave out, as [first, end), apart and in order."""
-        found: list[tuple[int, int]] = []
-        for skip in self.skips:
-            if skip.stage != stage:
-                continue
-            if found and skip.first < found[-1][1]:  # it begins where nothing is trained: what follows moves on
-                found[-1] = (found[-1][0], found[-1][1] + skip.count)
-            else:
-                found.append((skip.first, skip.first + skip.count))
-        return found
+        return skip_gaps((skip.first, skip.count) for skip in self.skips if skip.stage == stage)
 
     def reached(self, stage: int, u: int) -> int:
         """The stream index after the first ``u`` trained indices of ``stage``: those, and what skips left out before them."""

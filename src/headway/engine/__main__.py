@@ -11,7 +11,7 @@ import traceback
 from dataclasses import asdict
 from pathlib import Path
 
-from headway.base.errors import CheckpointRefused, DamagedData, HeadwayError, RunError
+from headway.base.errors import CheckpointRefused, DamagedData, HeadwayError, RunError, SilentCorruption
 from headway.base.owner import end_with
 
 
@@ -73,6 +73,8 @@ def _parser() -> argparse.ArgumentParser:
     store.add_argument("--address", required=True)
     store.add_argument("--port", type=int, required=True)
     store.add_argument("--descriptor", type=int, required=True, help="of the listening socket")
+    doctor = verbs.add_parser("doctor", help="known-answer products on every device and in every number format")
+    doctor.add_argument("--seconds", type=float, default=4.0)
     verbs.add_parser("bench-input", help="measure whether input or step limits a run: a request on standard input")
     return parser
 
@@ -188,6 +190,13 @@ def _store(options: argparse.Namespace) -> int:
     return 0
 
 
+def _doctor(options: argparse.Namespace) -> int:
+    from headway.evaluate.known_answers import known_answers
+
+    print(json.dumps(known_answers(options.seconds)))
+    return 0
+
+
 def _unexpected(error: BaseException) -> HeadwayError:
     """In the words of Python."""
     return RunError(f"{type(error).__name__}: {error}", "", "the log of that rank has the traceback")
@@ -201,6 +210,7 @@ def _leave_error(options: argparse.Namespace, error: HeadwayError) -> None:
     with contextlib.suppress(HeadwayError):  # a full disk must not change the exit code; the log has the message too
         facts: dict[str, object] = {"refused": error.checkpoint} if isinstance(error, CheckpointRefused) else {}
         facts |= {"damage": error.damage} if isinstance(error, DamagedData) else {}
+        facts |= {"corruption": error.facts} if isinstance(error, SilentCorruption) else {}
         rank = {"rank": options.rank} if options.world > 1 else {}
         content = json.dumps(_described(error) | facts | rank, indent=1, ensure_ascii=False) + "\n"
         create_exclusive(directory / "error.json", content.encode())
@@ -222,6 +232,7 @@ VERBS = {
     "dryrun": _dryrun,
     "bench-input": _bench_input,
     "store": _store,
+    "doctor": _doctor,
 }
 
 if __name__ == "__main__":

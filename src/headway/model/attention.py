@@ -30,7 +30,6 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
-from torch.nn.attention.bias import causal_lower_right
 
 from headway.formulas.activations import BLOCK_QUERIES, BLOCK_SCORES, KEPT_SCORES, KEY_STEP
 from headway.model.columns import Columns
@@ -79,6 +78,8 @@ def _edge(queries: int, keys: int, like: Tensor) -> Tensor:
     """The last query sees the last key: what stands in for a mask, but for shapes alone, which torch cannot make of it."""
     if is_shape_only(like):
         return like.new_ones((queries, keys), dtype=torch.bool).tril(keys - queries)
+    from torch.nn.attention.bias import causal_lower_right  # not at start: it imports torch's compiler, as long as torch itself
+
     return cast(Tensor, causal_lower_right(queries, keys))
 
 

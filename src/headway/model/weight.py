@@ -14,8 +14,8 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, Partial
 
+from headway.model.distributed import is_distributed
 from headway.model.float8 import Product
 from headway.model.kernels import layer_norm, rms_norm
 from headway.model.ranks import Ranks
@@ -27,7 +27,9 @@ def read(parameter: Tensor, dtype: torch.dtype | None) -> Tensor:
 
     A parameter that every rank has whole is used on each one's own tokens or heads, so its gradient is a sum over ranks.
     """
-    if isinstance(parameter, DTensor):
+    if is_distributed(parameter):
+        from torch.distributed.tensor import Partial
+
         gradient = [Partial() if placement.is_replicate() else placement for placement in parameter.placements]
         parameter = parameter.to_local(grad_placements=gradient)
     return parameter if dtype is None else parameter.to(dtype)

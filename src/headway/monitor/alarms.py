@@ -13,6 +13,7 @@ from statistics import fmean, median
 
 from headway.base.units import format_seconds
 from headway.monitor.spikes import reading_words
+from headway.monitor.storage import slow_saves
 from headway.rundir.categories import Category
 from headway.store.names import parse_name
 
@@ -36,9 +37,14 @@ class Finding:
         return asdict(self)
 
 
-def find_alarms(rows: list[dict], refused: Iterable[dict] = ()) -> list[Finding]:
+RANKS = ("straggler", "memory_growth", "slow_data")
+"""Events of the supervisor about single ranks."""
+
+
+def find_alarms(rows: list[dict], refused: Iterable[dict] = (), events: Iterable[dict] = ()) -> list[Finding]:
     """All findings, by step. ``rows``: the kept ones of a run (``read_chain_rows(...).kept``); ``refused``: {checkpoint, reason}
-    of the checkpoints that were found damaged (``store.admissible.refusals``, or the events ``checkpoint_rejected``)."""
+    of the checkpoints that were found damaged (``store.admissible.refusals``, or the events ``checkpoint_rejected``);
+    ``events``: of the supervisor, for what it found of single ranks."""
     steps = [row for row in rows if row["kind"] == "step"]
     evaluations = [row for row in rows if row["kind"] == "evaluation"]
     found = non_finite(steps) + not_applied(steps) + gradient_spikes(steps) + held_out_rises(evaluations) + slow_end(steps)
@@ -51,6 +57,8 @@ def find_alarms(rows: list[dict], refused: Iterable[dict] = ()) -> list[Finding]
         + failed_copies(rows)
         + stalled(rows)
         + rejected_checkpoints(refused)
+        + [Finding(event["kind"], event["step"], event["text"]) for event in events if event["kind"] in RANKS]
+        + [Finding("slow_saves", slow.step, slow.words()) for slow in slow_saves(rows)]
     )
     return sorted(found, key=lambda finding: finding.step)
 

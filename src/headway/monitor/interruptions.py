@@ -6,7 +6,8 @@
 
 Only an attempt that did a step was interrupted, and only its time since the state was restored was at risk: what fails before
 its first step (a full disk, say, three times in a row) prolongs one restart, and no interval between saves would have helped.
-A stop by a person, the end of the run, a spike and a refused configuration are no interruptions; the death of the owner is one.
+An attempt that saved and ended by itself is none, whoever asked for it (a person, a scheduler, a layout or nodes that go on, a
+spike), nor is a refused configuration; the death of the owner is one, and the loss of its lease.
 Times are differences of one boot's clock; where there are none, nothing is claimed.
 """
 
@@ -14,9 +15,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from headway.base.errors import EXIT_CONFIG
+from headway.base.errors import EXIT_CONFIG, EXIT_OK
 
-PASSED_OVER = ("checkpoint_rejected", "quarantine", "mixture", "spike")
+PASSED_OVER = ("checkpoint_rejected", "quarantine", "mixture", "corruption", "spike")
 """Events that say what is left out, between an exit and what follows from it."""
 
 
@@ -70,9 +71,11 @@ def _was_asked_for(events: list[dict], index: int | None, rows: list[dict]) -> b
     ends = [row["state"] for row in rows if row["kind"] == "end"]
     if index is None:
         return bool(ends)
-    if {"complete", "spike"} & set(ends) or events[index].get("code") == EXIT_CONFIG:
+    if "complete" in ends or events[index].get("code") == EXIT_CONFIG:
         return True
     after = next((event for event in events[index + 1 :] if event["kind"] not in PASSED_OVER), None)
+    if ends and events[index].get("code") == EXIT_OK:
+        return after is None or after.get("state") != "lost"
     if after is None or after["kind"] != "finish":
         return False
     return after["state"] == "complete" or (after["state"] == "stopped" and after["reason"] == events[index].get("reason"))

@@ -12,20 +12,22 @@ record of another boot the gap that the record holds. Wall clocks of two hosts a
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 from headway.base.digests import digest_json
 from headway.monitor.progress import Progress, attempted_progress, committed_progress
+from headway.monitor.relabel import Fates
 from headway.recipe.schedules import Schedule
 from headway.rundir.categories import Category
-from headway.rundir.metrics import is_kept, last_kept_steps
+from headway.rundir.metrics import step_of
 from headway.rundir.segments import Segment
 
 _REDOABLE = (Category.PRODUCTIVE, Category.DATA_STALL)
-"""What a roll-back turns into ``rolled_back``, in rows of any kind. The evaluations, samples and saves of undone steps stay what
-they are: they never counted as progress, so nothing is taken back."""
+"""What a roll-back turns into ``rolled_back`` or ``skipped``, in rows of any kind. The evaluations, samples and saves of undone
+steps stay what they are: they never counted as progress, so nothing is taken back."""
 
 _ENDS = ("hang", "exit", "launch", "finish")
 """Events after which rows of a trainer no longer count as its time."""
@@ -35,13 +37,15 @@ _ORDER = {category: place for place, category in enumerate(Category)}
 
 @dataclass(frozen=True)
 class Interval:
-    """``start_ns``: since the first record. ``was``: the category before relabelling."""
+    """``start_ns``: since the first record, or since the run was submitted, where that is known. ``was``: the category before
+    relabelling. ``step``: the update that it is part of, waiting for its data included; None: no update."""
 
     start_ns: int
     ns: int
     category: Category
     segment: int | None = None
     was: Category | None = None
+    step: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,13 +60,13 @@ class Ledger:
     drift_ns: int  # realtime that passed minus total_ns: shown, never asserted
     details: dict[int, dict[str, int]]
 
-    @property
+    @cached_property
     def categories(self) -> dict[str, int]:
         """ns by category, largest first; categories without time are left out."""
-        sums: dict[str, int] = {}
+        sums: dict[Category, int] = {}
         for interval in self.intervals:
-            sums[interval.category.value] = sums.get(interval.category.value, 0) + interval.ns
-        return dict(sorted(sums.items(), key=lambda item: -item[1]))
+            sums[interval.category] = sums.get(interval.category, 0) + interval.ns
+        return {category.value: ns for category, ns in sorted(sums.items(), key=lambda item: -item[1])}
 
     @property
     def goodput(self) -> float:
@@ -104,13 +108,15 @@ def build_ledger(
     chain: list[Segment],
     schedule: Schedule | None = None,
     damaged: Iterable[str] = (),
+    segments: Sequence[Segment] = (),
 ) -> Ledger:
     """Fold events (``read_events``), rows by segment (``read_all_steps``) and the current chain into a checked ledger.
 
-    ``schedule``: that of the run's Spec, for exact tokens where rows are lost. ``damaged``: what the readers had to
-    leave out, in words; each is a flag.
+    ``schedule``: that of the run's Spec, for exact tokens where rows are lost, and for what skips leave out. ``damaged``: what
+    the readers had to leave out, in words; each is a flag. ``segments``: all of them, those off the chain too.
     """
-    fold = _Fold(steps=steps, last_kept=last_kept_steps(chain))
+    stages = [stage.name for stage in schedule.spec.stages] if schedule is not None else ()
+    fold = _Fold(steps=steps, fates=Fates(steps, chain, segments, stages))
     fold.flags += [*damaged, *_lost_launches(events, steps)]
     offsets = _offsets(events, fold.flags)
     for index, event in enumerate(events):
@@ -127,7 +133,7 @@ def build_ledger(
         committed=committed,
         attempted=attempted_progress(steps),
         flags=tuple(fold.flags),
-        drift_ns=fold.last_real_ns - events[0]["stamp"]["real_ns"] - fold.cursor_ns if events else 0,
+        drift_ns=fold.last_real_ns - events[0]["stamp"]["real_ns"] - fold.cursor_ns + offsets[0] if events else 0,
         details=fold.details,
     )
     ledger.check()
@@ -150,11 +156,17 @@ def _follows(before: dict, event: dict) -> bool:
 
 
 def _offsets(events: list[dict], flags: list[str]) -> list[int]:
-    """ns of each event since the first one."""
+    """ns of each event since the first one, or since the run was submitted to a scheduler, where the first one knows that."""
     offsets: list[int] = []
     for index, event in enumerate(events):
-        offsets.append(offsets[-1] + _step(events[index - 1], event, flags) if index else 0)
+        offsets.append(offsets[-1] + _step(events[index - 1], event, flags) if index else _queued(event))
     return offsets
+
+
+def _queued(event: dict) -> int:
+    """ns before an open record that its owner waited in a queue."""
+    ns = event.get("queued_ns", 0)
+    return max(0, ns) if type(ns) is int else 0
 
 
 def _step(before: dict, event: dict, flags: list[str]) -> int:
@@ -180,7 +192,7 @@ class _Fold:
     """The state of the fold: everything up to ``cursor_ns`` is accounted for."""
 
     steps: dict[int, list[dict]]
-    last_kept: dict[int, int | None]
+    fates: Fates
     cursor_ns: int = 0
     last_real_ns: int = 0
     remote: bool = False  # the running trainer's stamps are of another boot
@@ -194,6 +206,8 @@ class _Fold:
             self.flags.append(f"epoch {event['epoch']}: {_why_unknown(before)}; the gap before it is unknown")
         if "closes" not in event:
             self.last_real_ns = self.last_real_ns or event["stamp"]["real_ns"]
+            if before is None:
+                self._add(offset_ns, Category.QUEUE, None)
             return
         category = Category(event["closes"])
         if before is not None and not _follows(before, event):  # what the lost record closed cannot be told from the rest
@@ -201,7 +215,9 @@ class _Fold:
         if self.remote and event["kind"] in ("hang", "exit"):
             self._close_remote(event, offset_ns)
         if offset_ns >= self.cursor_ns:
-            self._add(offset_ns - self.cursor_ns, category, event.get("segment"))
+            queued_ns = min(_queued(event), offset_ns - self.cursor_ns)
+            self._add(offset_ns - self.cursor_ns - queued_ns, category, event.get("segment"))
+            self._add(queued_ns, Category.QUEUE, None)
             self.last_real_ns = event["stamp"]["real_ns"]
         self.remote = self.remote and event["kind"] != "exit"
 
@@ -228,13 +244,15 @@ class _Fold:
             self.last_real_ns = row["stamp"]["real_ns"]
 
     def _add_row(self, row: dict, segment: int, length_ns: int, is_first: bool) -> None:
-        undone = not is_kept(row, self.last_kept.get(segment, -1))
+        fate, step = self.fates.of(segment, row), step_of(row) if row["kind"] in ("step", "stall") else None
         for name, ns in sorted(row.get("split", {}).items(), key=lambda item: _ORDER[Category(item[0])]):
             taken_ns, category = min(ns, length_ns), Category(name)
-            if undone and category in _REDOABLE:
-                self._add(taken_ns, Category.ROLLED_BACK, segment, was=category)
+            skipped_ns = taken_ns * fate.skipped // fate.of if category in _REDOABLE else 0
+            if fate.undone and category in _REDOABLE:
+                self._add(taken_ns - skipped_ns, Category.ROLLED_BACK, segment, was=category, step=step)
             else:
-                self._add(taken_ns, category, segment)
+                self._add(taken_ns - skipped_ns, category, segment, step=step)
+            self._add(skipped_ns, Category.SKIPPED, segment, was=category, step=step)
             length_ns -= taken_ns
             if taken_ns < ns:
                 self.flags.append(f"segment {segment}: a {row['kind']} row claims more time than passed")
@@ -242,9 +260,11 @@ class _Fold:
             self.flags.append(f"segment {segment}: rows before a {row['kind']} row are lost; their time is unknown")
         self._add(length_ns, Category.INIT if is_first else Category.UNKNOWN, segment)
 
-    def _add(self, ns: int, category: Category, segment: int | None, was: Category | None = None) -> None:
+    def _add(
+        self, ns: int, category: Category, segment: int | None, *, was: Category | None = None, step: int | None = None
+    ) -> None:
         if ns > 0:
-            self.intervals.append(Interval(self.cursor_ns, ns, category, segment, was))
+            self.intervals.append(Interval(self.cursor_ns, ns, category, segment, was, step))
             self.cursor_ns += ns
 
 

@@ -8,14 +8,16 @@ from typing import Any
 from headway.base.clocks import Clock, SystemClock
 from headway.monitor.alarms import Finding, find_alarms
 from headway.monitor.delivery import Delivery, delivery
+from headway.monitor.interval_view import IntervalReport, interval_report
 from headway.monitor.ledger import Ledger, build_ledger
+from headway.monitor.nodes import Nodes, nodes_of
 from headway.recipe.schedules import Schedule
 from headway.rundir.events import EventChain, read_event_chain, unfinished_launch
 from headway.rundir.layout import RunDirectory
 from headway.rundir.lease import LeaseView, glance_seconds, observe
 from headway.rundir.metrics import StepRows, encode_row, read_step_rows, split_rows
 from headway.rundir.processes import is_alive
-from headway.rundir.segments import Segment, current_chain, read_segments
+from headway.rundir.segments import Segment, current_chain, deployment_of, read_segments
 from headway.store.admissible import CheckpointInfo, list_checkpoints, refusals
 
 ALARM_STEPS = 64
@@ -47,6 +49,8 @@ class RunSummary:
     late_records: tuple[dict, ...]  # events of owners that had lost the run: shown, no part of what happened
     findings: tuple[Finding, ...]
     delivery: Delivery | None  # how the input came; None: not recorded
+    interval: IntervalReport | None  # between checkpoints: in force, why, what another would cost; None: no step yet
+    nodes: Nodes | None  # None: one machine
     ledger: Ledger
 
     @property
@@ -61,7 +65,10 @@ class RunSummary:
         plain = {key: getattr(self, key) for key in self.__dataclass_fields__}
         listed = {key: [asdict(item) for item in plain[key]] for key in ("findings", "checkpoints")}
         told = self.delivery.to_json() if self.delivery else None
-        return encode_row({**plain, **listed, "delivery": told, "ledger": self.ledger.to_json()})
+        interval = self.interval.to_json() if self.interval else None
+        nodes = asdict(self.nodes) if self.nodes else None
+        parts = {"delivery": told, "interval": interval, "nodes": nodes, "ledger": self.ledger.to_json()}
+        return encode_row({**plain, **listed, **parts})
 
 
 def summarise(run: RunDirectory, clock: Clock | None = None) -> RunSummary:
@@ -98,13 +105,15 @@ def summarise(run: RunDirectory, clock: Clock | None = None) -> RunSummary:
         checkpoint_step=max(last_save.get("step", 0), restored.restored_step if restored else 0),
         checkpoints=tuple(list_checkpoints(run, chain)),
         late_records=tuple(history.late),
-        findings=tuple(find_alarms(kept, [*(e for e in events if e["kind"] == "checkpoint_rejected"), *refusals(run)])),
+        findings=tuple(find_alarms(kept, [*(e for e in events if e["kind"] == "checkpoint_rejected"), *refusals(run)], events)),
         delivery=delivery(kept),
-        ledger=build_ledger(events, steps, chain, schedule, _damaged(history, read)),
+        interval=interval_report(events, steps, deployment_of(run, segments)),
+        nodes=nodes_of(events, segments, deployment_of(run, segments)),
+        ledger=build_ledger(events, steps, chain, schedule, damaged_words(history, read), segments),
     )
 
 
-def _damaged(history: EventChain, read: dict[int, StepRows]) -> list[str]:
+def damaged_words(history: EventChain, read: dict[int, StepRows]) -> list[str]:
     """What could not be read, in words. A crash may tear the line that it interrupts; more is damage."""
     counts = {"the events": history.damaged_lines} | {f"segment {number}": lines.damaged_lines for number, lines in read.items()}
     return [f"{count} torn or altered lines in the records of {what} were left out" for what, count in counts.items() if count]

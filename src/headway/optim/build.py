@@ -54,6 +54,11 @@ class Optimizer:
         used = {kind: [group for group in groups if group.terms.update == kind] for kind in UPDATES}
         self._updates = [UPDATES[kind](mine, spec, parts) for kind, mine in used.items() if mine]
 
+    @property
+    def parameters(self) -> dict[str, nn.Parameter]:
+        """By name; on several ranks the parts that this one updates."""
+        return self._named
+
     def set_rate(self, rate: float) -> None:
         """The learning rate of the next step; each group's is this times its factor."""
         for update in self._updates:

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from headway.base.errors import RunError
+from headway.model.distributed import is_distributed
 from headway.optim.parts import Parts
 from headway.parallel.divide import part
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.tensor import DTensor
 
 
 @dataclass(frozen=True)
@@ -31,7 +34,7 @@ def rectangle_of(tensor: Tensor) -> Rectangle:
     torch's own arithmetic of such parts is off by rows where the first cut is uneven (50,257 rows over tp 2 x 4 shards).
     """
     offset, lengths = [0] * tensor.dim(), list(tensor.shape)
-    if isinstance(tensor, DTensor):
+    if is_distributed(tensor):
         for axis, dimension in _cuts(tensor):
             own = part(lengths[dimension], tensor.device_mesh.get_local_rank(axis), tensor.device_mesh.size(axis))
             offset[dimension] += own.start
@@ -44,6 +47,8 @@ def _cuts(tensor: DTensor) -> list[tuple[int, int]]:
     found = [(axis, placement) for axis, placement in enumerate(tensor.placements) if not placement.is_replicate()]
     if any(placement.is_partial() for _, placement in found):
         raise RunError("a tensor of the state holds unreduced partial sums", "only reduced tensors are state")
+    from torch.distributed.tensor import Shard
+
     ordered = sorted(found, key=lambda cut: type(cut[1]) is not Shard)
     return [(axis, cast(Shard, placement).dim) for axis, placement in ordered]
 
@@ -66,14 +71,16 @@ class LocalParts(Parts):
             if parameter.requires_grad:
                 assert parameter.grad is not None, f"{name} has no gradient"
                 gradient = parameter.grad
-                self.local[name].grad = gradient.to_local() if isinstance(gradient, DTensor) else gradient
+                self.local[name].grad = gradient.to_local() if is_distributed(gradient) else gradient
                 parameter.grad = None
 
     def logical(self, name: str, part: Tensor) -> Tensor:
         """What is no DTensor lies whole on every rank of the stage."""
         sharded = self.sharded[name]
-        if isinstance(sharded, DTensor):
+        if is_distributed(sharded):
             return _as_whole(part, sharded)
+        from torch.distributed.tensor import DTensor, Replicate
+
         return DTensor.from_local(part, self.stage, [Replicate()], run_check=False)
 
     def saves(self, name: str) -> bool:
@@ -81,11 +88,11 @@ class LocalParts(Parts):
 
     def gather(self, parameter: nn.Parameter, part: Tensor) -> Tensor:
         sharded = self._sharded_of[parameter]
-        if not isinstance(sharded, DTensor):
+        if not is_distributed(sharded):
             return part
         if part.dim() > 2:
             return _whole_matrices(part, sharded)
-        return cast(DTensor, _as_whole(part, sharded)).full_tensor()
+        return cast("DTensor", _as_whole(part, sharded)).full_tensor()
 
     def cut(self, parameter: nn.Parameter, whole: Tensor) -> Tensor:
         place = rectangle_of(self._sharded_of[parameter])
@@ -105,7 +112,7 @@ class LocalParts(Parts):
 
 def holds_first_copy(parameter: Tensor) -> bool:
     """Of the ranks that have equal parts of ``parameter``, whether this one is the first: it alone counts in a sum."""
-    if not isinstance(parameter, DTensor):
+    if not is_distributed(parameter):
         return dist.get_rank() == 0
     mesh, placements = parameter.device_mesh, parameter.placements
     return all(mesh.get_local_rank(axis) == 0 for axis, placement in enumerate(placements) if placement.is_replicate())
@@ -113,14 +120,16 @@ def holds_first_copy(parameter: Tensor) -> bool:
 
 def local_values(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """What this rank holds of each, without those of which it holds nothing."""
-    local = {name: t.to_local() if isinstance(t, DTensor) else t for name, t in tensors.items()}
+    local = {name: t.to_local() if is_distributed(t) else t for name, t in tensors.items()}
     return {name: t for name, t in local.items() if t.numel()}
 
 
 def _as_whole(part: Tensor, parameter: Tensor) -> Tensor:
     """``part``, which lies as ``parameter`` does."""
-    if not isinstance(parameter, DTensor):
+    if not is_distributed(parameter):
         return part
+    from torch.distributed.tensor import DTensor
+
     return DTensor.from_local(
         part, parameter.device_mesh, parameter.placements, run_check=False, shape=parameter.shape, stride=parameter.stride()
     )
@@ -137,10 +146,12 @@ def _whole_matrices(part: Tensor, parameter: DTensor) -> Tensor:
     shape = torch.Size((*part.shape[:-2], *parameter.shape[-2:]))
     stride = (shape[-2] * shape[-1], shape[-1], 1)
     cut = [placements[axis] for axis in axes]
+    from torch.distributed.tensor import DTensor
+
     return DTensor.from_local(part, over, cut, run_check=False, shape=shape, stride=stride).full_tensor()
 
 
 def _local(parameter: nn.Parameter) -> nn.Parameter:
-    if not isinstance(parameter, DTensor):
+    if not is_distributed(parameter):
         return parameter
     return nn.Parameter(parameter.to_local().detach(), requires_grad=parameter.requires_grad)

@@ -265,6 +265,22 @@ def _long_enough_to_renew(seconds: float) -> float:
     return seconds
 
 
+Phase = Literal["init", "restore", "compile", "data", "step", "record", "evaluation", "save", "end"]
+
+
+class Corruption(Section):
+    """When results are checked for silent corruption. A finding ends the segment, and names rank, host and parameter."""
+
+    compare_every: WholeOrZero = said(
+        "steps between two comparisons of what several processes hold alike; before each save too; 0: none, neither then", 100
+    )
+    repeat_every: WholeOrZero = said(
+        "every n-th step is carried out again from the state before it, and compared bit by bit: it takes the time of two to "
+        "four steps, and memory of the host for weights and moments; 0: none",
+        600,
+    )
+
+
 class Supervise(Section):
     """How a run is watched and restarted."""
 
@@ -273,6 +289,11 @@ class Supervise(Section):
         "a lease whose counter stood still this long is free, duration, at least 1s", 15.0
     )
     hang_floor: Annotated[Seconds, Field(gt=0)] = said("no progress for less than this is never a hang, duration", 120.0)
+    limits: dict[Phase, Annotated[Seconds, Field(gt=0)]] = said(
+        "most time without progress by phase (init, restore, compile, data, step, record, evaluation, save, end), duration each; "
+        "30min where none is stated. A phase that this run has ended before has a limit learned from it, if that is less",
+        {},
+    )
     grace: Annotated[Seconds, Field(gt=0)] = said(
         "least time between the termination signal and the kill, duration; twice the longest step and save seen, if that is more",
         30.0,
@@ -282,6 +303,7 @@ class Supervise(Section):
         '["scontrol", "requeue", "{SLURM_JOB_ID}"]; empty: none',
         (),
     )
+    corruption: Corruption = said("checks for silent corruption", Corruption())
 
 
 class Fleet(Section):
@@ -304,6 +326,7 @@ class Fleet(Section):
     rejoin: Annotated[Seconds, Field(gt=0)] = said("between two tries to reach a lost machine, duration", 60.0)
     silence: Annotated[Seconds, Field(ge=2)] = said("without a word of a machine's agent, which speaks every second: lost", 10.0)
     patience: Annotated[Seconds, Field(gt=0)] = said("for the first word of an agent, duration", 60.0)
+    check: bool = said("a machine joins when it has passed the quick check of headway doctor", True)
 
 
 class DataCache(Section):

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from headway.base.files import read_json
+from headway.monitor.account import Account, account_of
 from headway.monitor.alarms import Finding, find_alarms
 from headway.monitor.ledger import Ledger, build_ledger
 from headway.recipe.schedules import Schedule
@@ -29,6 +30,7 @@ from headway.report.rows import (
 from headway.report.stored import stored_parameters
 from headway.rundir.events import EventChain, read_event_chain
 from headway.rundir.layout import RunDirectory
+from headway.rundir.segments import deployment_of
 from headway.store.admissible import refusals
 
 
@@ -53,6 +55,7 @@ class RunFacts:
     findings: tuple[Finding, ...] | None  # of the alarms over the history; None: they could not be worked out
     stored_parameters: int | None  # counted in the newest checkpoint that reads well
     missing: tuple[str, ...]
+    account: Account | None = None  # of time and devices; None: there is no ledger, or no spec
 
     @property
     def schedule(self) -> Schedule | None:
@@ -113,11 +116,14 @@ def gather(run: RunDirectory) -> RunFacts:
         missing.append(f"{read.damaged_lines} torn or altered lines in the events were left out")
     segments = read_attempts(run, events, missing)
     ledger = attempt(lambda: _ledger(events, segments, spec, tuple(missing)), "the ledger of time", run.root, missing)
+    account = None
+    if ledger is not None and spec is not None:
+        account = attempt(lambda: _account(ledger, events, segments, spec, run), "the account of goodput", run.root, missing)
     rows = [(facts, record) for facts in segments for record in facts.records]
     kept = [record for facts, record in rows if facts.keeps(whole(record.get("step")))]
     rejected = [event for event in events if event.get("kind") == "checkpoint_rejected"]
     refused = (*rejected, *(attempt(lambda: refusals(run), "the record of refused checkpoints", run.root, missing) or ()))
-    findings = attempt(lambda: tuple(find_alarms(kept, refused)), "the alarms", run.root, missing)
+    findings = attempt(lambda: tuple(find_alarms(kept, refused, events)), "the alarms", run.root, missing)
     saves = gather_saves(rows, run)
     return RunFacts(
         root=run.root,
@@ -137,6 +143,23 @@ def gather(run: RunDirectory) -> RunFacts:
         findings=findings,
         stored_parameters=stored_parameters(run, saves),
         missing=tuple(missing),
+        account=account,
+    )
+
+
+def _account(
+    ledger: Ledger, events: tuple[dict, ...], segments: tuple[SegmentFacts, ...], spec: Spec, run: RunDirectory
+) -> Account:
+    known = [facts.segment for facts in segments]
+    return account_of(
+        ledger,
+        name=str(run.info().get("name", "")),
+        events=events,
+        steps={facts.segment.id: list(facts.records) for facts in segments},
+        segments=known,
+        spec=spec,
+        stated=run.info()["deployment"],
+        in_force=deployment_of(run, known),
     )
 
 
@@ -144,4 +167,5 @@ def _ledger(events: tuple[dict, ...], segments: tuple[SegmentFacts, ...], spec: 
     """From the records that were read already; what is missing of them is a flag."""
     rows = {facts.segment.id: list(facts.records) for facts in segments}
     chain = [facts.segment for facts in segments if facts.on_chain]
-    return build_ledger(list(events), rows, chain, Schedule(spec) if spec is not None else None, missing)
+    schedule = Schedule(spec) if spec is not None else None
+    return build_ledger(list(events), rows, chain, schedule, missing, [facts.segment for facts in segments])

@@ -13,6 +13,7 @@ from headway.report.material import Material
 from headway.report.positions import last_by_position, position_figure
 from headway.report.sections.recovery import closeups
 from headway.report.timelines import segments_figure, time_figure
+from headway.report.waterfall import waterfall_figure
 
 
 def figures(material: Material) -> dict[str, Callable[[], Figure]]:
@@ -25,6 +26,8 @@ def figures(material: Material) -> dict[str, Callable[[], Figure]]:
             result["positions"] = partial(position_figure, facts)
     if facts.ledger is not None and facts.ledger.total_ns:
         result["time"] = partial(time_figure, facts.categories)
+        if facts.account is not None:
+            result["goodput"] = partial(waterfall_figure, facts.ledger.total_ns, facts.account.waterfall, facts.account.capacity)
         if facts.segments:
             result["segments"] = partial(segments_figure, facts, facts.ledger)
     for name, item in closeups(material):

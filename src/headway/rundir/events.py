@@ -10,6 +10,7 @@ first record of an epoch ties the epochs together: on the same boot the gap is a
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +20,7 @@ from headway.base.files import make_directory
 from headway.base.records import RecordWriter, read_records
 from headway.rundir.categories import Category, is_category
 from headway.rundir.layout import RunDirectory, epoch_of
+from headway.rundir.queued import queued_ns
 
 _CLOSES = {
     "hang": Category.HANG,
@@ -31,9 +33,13 @@ _FIELDS: dict[str, dict[str, type]] = {
     "open": {"epoch": int},
     "launch": {"segment": int, "pid": int},
     "hang": {"segment": int},
+    "straggler": {"segment": int, "rank": int, "step": int, "text": str},
+    "memory_growth": {"segment": int, "rank": int, "step": int, "text": str},
+    "slow_data": {"segment": int, "rank": int, "step": int, "text": str},
     "exit": {"segment": int},
     "checkpoint_rejected": {"checkpoint": str, "reason": str},
     "quarantine": {"source": str, "token": int, "tokens": int},
+    "corruption": {"segment": int, "step": int, "reason": str},
     "mixture": {"stage": int, "first": int, "weights": dict, "reason": str},
     "spike": {"segment": int, "step": int, "action": str},
     "pause": {"reason": str},
@@ -45,6 +51,9 @@ _FIELDS: dict[str, dict[str, type]] = {
 """Fields that readers rely on, by kind."""
 
 KINDS = tuple(_FIELDS)
+
+REQUEUED = "requeued"
+"""State of a finish after which a scheduler, not a person, brings the run back: the time until then is queue."""
 
 
 class EventLog:
@@ -59,8 +68,10 @@ class EventLog:
         self._writer = RecordWriter(run.events / f"epoch-{epoch:06d}.jsonl", durable=True, fresh=True)
         stamp = clock.stamp().to_json()
         previous = _link(before[-1], stamp) if before else None
+        waited = queued_ns(os.environ, stamp["real_ns"], before[-1]["stamp"]["real_ns"] if before else None)
+        queued = {"queued_ns": waited} if waited else {}
         self.opened = self._write(
-            {"kind": "open", "stamp": stamp, "epoch": epoch, "previous": previous, "closes": _pause_of(before)}
+            {"kind": "open", "stamp": stamp, "epoch": epoch, "previous": previous, "closes": _pause_of(before), **queued}
         )
 
     def append(self, kind: str, **fields: Any) -> dict:
@@ -93,8 +104,13 @@ def _link(last: dict, stamp: dict) -> dict:
 def _pause_of(before: list[dict]) -> Category | None:
     if not before:
         return None
-    rested = before[-1]["kind"] == "finish" and before[-1]["state"] in ("stopped", "complete")
-    return Category.PLANNED_PAUSE if rested else Category.UNKNOWN
+    state = before[-1]["state"] if before[-1]["kind"] == "finish" else None
+    after: dict[str | None, Category] = {
+        "stopped": Category.PLANNED_PAUSE,
+        "complete": Category.PLANNED_PAUSE,
+        REQUEUED: Category.QUEUE,
+    }
+    return after.get(state, Category.UNKNOWN)
 
 
 @dataclass(frozen=True)

@@ -36,12 +36,14 @@ _REST = {
     "interval": Category.BLOCKING_SAVE,
     "stall": Category.DATA_STALL,
     "delivery": Category.PRODUCTIVE,
+    "check": Category.VALIDATION_REPLAY,
+    "located": Category.VALIDATION_REPLAY,
     "end": Category.RECONFIGURE,
 }
 """Where the unmarked rest of an interval goes, by kind of row."""
 
 _WORDS = {"kind", "stage", "state", "texts", "error", "environment", "checkpoint", "digest", "spec_digest", "stamp"}
-_WORDS |= {"shard", "reason", "determinism", "differences", "bound"}
+_WORDS |= {"shard", "reason", "determinism", "differences", "bound", "by", "parameter", "host"}
 """Fields of text: a prompt that reads "nan" stays a prompt."""
 
 _NUMBER = (int, float)
@@ -65,6 +67,8 @@ _FIELDS: dict[str, _Fields] = {
     "waiting": {**_STEP, "reason": str},
     "save_failed": {**_STEP, "error": str},
     "interval": {**_STEP, "seconds": _NUMBER},
+    "check": {**_STEP, "by": str},
+    "located": {**_STEP, "of_segment": int, "parameter": str},
     "end": {**_STEP, "state": str},
 }
 """Fields that readers rely on, by kind. A step is never negative."""

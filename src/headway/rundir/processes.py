@@ -6,7 +6,9 @@ equal on the same boot of the same host; elsewhere the answer is "cannot know" (
 
 from __future__ import annotations
 
+import contextlib
 import os
+import resource
 import socket
 from dataclasses import dataclass
 from pathlib import Path
@@ -63,3 +65,28 @@ def session_members(session: int) -> list[int]:
 def this_process(author: str = "automatic") -> dict:
     """How an owner signs: {host, pid, start_ticks, author}."""
     return {"host": socket.gethostname(), "pid": os.getpid(), "start_ticks": start_ticks(os.getpid()), "author": author}
+
+
+def resident_bytes() -> int:
+    """Of this process; 0 where nobody tells."""
+    try:
+        with open("/proc/self/statm") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError, IndexError):
+        return 0
+
+
+def peak_bytes() -> int:
+    """The most memory that this process has held (resident)."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def machine_bytes() -> int:
+    """Memory that the processes of this machine (or of this control group) may hold together; 0: unknown."""
+    limits = []
+    with contextlib.suppress(OSError, ValueError):
+        limits.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    for name in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+        with contextlib.suppress(OSError, ValueError):
+            limits.append(int(Path(name).read_text()))
+    return min(limits, default=0)

@@ -5,6 +5,7 @@
                               g4-s00060  recorded as saved, gone, not deleted by retention: rejected, 'missing'
                               g2-s00040  whole: chosen
     nothing whole left -> RunError with the list; never a fresh start.   nothing ever committed -> initial weights.
+    all that was ever saved is suspect of silent corruption (``suspects``) -> initial weights: they are known to be sound.
 
 Whole is not enough: a checkpoint that names another run or another spec, or whose content is not what this run's own record
 of that save says, was copied in, and is refused like a damaged one.
@@ -27,6 +28,7 @@ from headway.rundir.metrics import read_steps
 from headway.rundir.segments import Segment, is_admissible, read_segments
 from headway.store.manifest import load_manifest
 from headway.store.names import DELETED, MANIFEST, REJECTED, TOMBSTONE, CheckpointName, parse_name
+from headway.store.suspects import all_suspect, suspicion
 from headway.store.verify import Verdict, verify
 from headway.store.writer.outcomes import committed_digests
 
@@ -139,6 +141,8 @@ def choose(
         if not reason:
             return Choice(checkpoint=str(name), segment=name.segment, step=name.step, rejected=rejected)
         rejected.append({"checkpoint": str(name), "reason": reason})
+    if all_suspect(run, recorded | set(_candidates(run, chain, recorded))):
+        return Choice(checkpoint=None, segment=None, step=0, rejected=rejected)
     if rejected or recorded:
         lines = [f"{entry['checkpoint']}: {entry['reason']}" for entry in rejected] or ["all that were recorded are gone"]
         raise RunError(
@@ -178,12 +182,14 @@ def judge(run: RunDirectory, chain: list[Segment], look: Callable[[Path], Verdic
 
     ``look``: how closely the directory is looked at (None: ``verify``, which reads everything).
     """
-    info, recorded = run.info(), _recorded_digests(run, chain)
+    info, recorded, suspect = run.info(), _recorded_digests(run, chain), suspicion(run)
 
     def reason_of(name: str) -> str:
         directory = run.checkpoints / name
         if not (directory / MANIFEST).exists():
             return MISSING
+        if (parsed := parse_name(name)) is not None and (reason := suspect(parsed)):
+            return reason
         return _foreign(info, recorded, directory) or "; ".join((look or verify)(directory).reasons)
 
     return reason_of

@@ -2,7 +2,8 @@
 
     keep   newest verified (always), everything newer than it, the last ``keep_last`` down from it, every ``permanent_every``-th
            of the history, the ``keep_best`` with the lowest held-out loss, those that a person keeps by name, those that
-           roll-backs of ``back_steps`` need, the current segment's unfinished saves; and evidence
+           roll-backs of ``back_steps`` need, the newest from before the last step that was repeated and found sound, the
+           current segment's unfinished saves; and evidence
     budget when what remains takes more than ``budget_bytes``: of the last ones too, oldest first, down to the newest verified
     delete see ``deletion``
 
@@ -164,7 +165,19 @@ def _lasting_reasons(stock: list[Holding], policy: Retention, losses: dict[int, 
         reasons[generations[-1].name].append(newest)
     for holding in for_roll_backs(generations, policy.back_steps):
         reasons[holding.name].append(f"for roll-backs of {policy.back_steps} steps")
+    if sound := newest_sound(generations):
+        reasons[sound.name].append(f"the newest from before step {sound_until(generations)}, which was repeated and found sound")
     return reasons
+
+
+def sound_until(generations: list[Holding]) -> int:
+    """The last step that was repeated and found sound, as the newest manifest says; 0: none was, or none are repeated now."""
+    return generations[-1].checked if generations else 0
+
+
+def newest_sound(generations: list[Holding]) -> Holding | None:
+    """What a run goes on from when silent corruption is found next; None: from initial weights."""
+    return next((holding for holding in reversed(generations) if holding.info.step <= sound_until(generations)), None)
 
 
 def for_roll_backs(generations: list[Holding], back_steps: int) -> list[Holding]:

@@ -40,6 +40,7 @@ class Holding:
     refusal: str = ""  # why it was refused once; empty: it never was
     damage: str = ""  # why its manifest cannot be read; empty: it can, or was not looked at
     ordinal: int | None = None  # the how many-th committed save of the history it is, from 1; None: of no history, or unknown
+    checked: int = 0  # the last step of its history that was repeated and found sound when it was saved
     label: str | None = None  # a person keeps it, under this label; None: nobody does
 
     @property
@@ -76,6 +77,7 @@ def take_stock(run: RunDirectory, chain: list[Segment]) -> list[Holding]:
                 refusal=refused.get(info.name, ""),
                 damage=said.damage,
                 ordinal=None if said.damage else said.ordinal or ranks.get(info.name),
+                checked=said.checked,
                 label=labels.get(info.name),
             )
         )
@@ -111,15 +113,18 @@ class _Stated:
     """What a manifest says. ``ordinal`` None: nothing, as those of older versions."""
 
     ordinal: int | None = None
+    checked: int = 0
     damage: str = ""
 
 
 def _stated(directory: Path) -> _Stated:
     try:
-        ordinal = load_manifest(directory).state.get("ordinal")
+        state = load_manifest(directory).state
     except HeadwayError as error:
         return _Stated(damage=error.problems[0].seen)
-    return _Stated(ordinal=ordinal if type(ordinal) is int and ordinal > 0 else None)
+    ordinal, checks = state.get("ordinal"), state.get("checked")
+    checked = checks.get("repeat", 0) if isinstance(checks, dict) else 0
+    return _Stated(ordinal=ordinal if type(ordinal) is int and ordinal > 0 else None, checked=checked)
 
 
 def _ranks(run: RunDirectory, chain: list[Segment], infos: list[CheckpointInfo]) -> dict[str, int]:

@@ -20,6 +20,7 @@ import selectors
 import signal
 import socket
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from headway.base.clocks import SystemClock
 from headway.base.errors import HeadwayError
 from headway.rundir.layout import RunDirectory
 from headway.rundir.processes import is_alive, start_ticks
+from headway.supervise.doctor import check_node
 from headway.supervise.launcher import LocalProcess, kill_session, log_of, start_process
 
 BEAT_SECONDS = 1.0
@@ -43,6 +45,7 @@ class Agent:
         self._ranks: dict[int, LocalProcess] = {}
         self._told: set[int] = set()
         self._segment = 0
+        self._checked: dict[str, Any] | None = None  # what the check found, until it is told
         self._orphan_seconds = _ORPHAN_SECONDS
         self._beaten, self._buffer = 0.0, b""
 
@@ -87,11 +90,18 @@ class Agent:
                     process.kill()
             case "close":
                 self._close()
+            case "check":
+                threading.Thread(target=self._check, args=(Path(order["directory"]),), daemon=True).start()
             case "sweep":
                 for process in order["processes"]:
                     if is_alive(process["pid"], process["start_ticks"]):
                         kill_session(process["pid"])
                 self._tell("swept")
+
+    def _check(self, directory: Path) -> None:
+        """Beside everything else: a node that is slow to answer is not a dead one."""
+        report = check_node(directory, quick=True)
+        self._checked = {"may_join": report.may_join, "reasons": report.reasons(), "report": report.to_json()}
 
     def _launch(self, order: dict[str, Any]) -> None:
         self._close()
@@ -118,6 +128,9 @@ class Agent:
             if status is not None and rank not in self._told:
                 self._told.add(rank)
                 self._tell("status", segment=self._segment, rank=rank, status=status)
+        checked, self._checked = self._checked, None
+        if checked is not None:
+            self._tell("checked", **checked)
         if time.monotonic() - self._beaten >= BEAT_SECONDS:
             self._tell("beat")
 

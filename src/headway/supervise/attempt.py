@@ -23,9 +23,11 @@ from headway.rundir.lease import Lease
 from headway.rundir.metrics import as_row
 from headway.rundir.requests import Inbox, Request
 from headway.supervise.causes import cause, status_words
+from headway.supervise.corruption import of_exit, record_location
 from headway.supervise.launcher import LocalRanks, TrainerProcess, world_of
 from headway.supervise.options import SuperviseOptions
 from headway.supervise.patience import Patience
+from headway.supervise.ranks import RankWatch
 
 PAUSE = "pause"
 """An attempt is ended, after a save, because somebody asked the run to rest."""
@@ -128,10 +130,12 @@ class Attempt:
         self._watch, self._segment, self._process, self._more_nodes = watch, segment, process, more_nodes
         self._saved = False
         self._tails = [RecordTail(watch.run.steps_file(segment))]
-        self._tails += [RecordTail(watch.run.stalls_file(segment, rank)) for rank in range(1, world_of(watch.run, segment))]
+        world = world_of(watch.run, segment)
+        self._tails += [RecordTail(watch.run.stalls_file(segment, rank)) for rank in range(1, world)]
+        self._ranks, self._verdict = RankWatch(watch, segment, world), dict[str, Any]()
         self._end_state: str | None = None
         self._forced, self._deadline_ns, self._killed = "", 0, False
-        self._limit_seconds = 0.0
+        self._silent_seconds = 0.0
         watch.patience.begin(watch.now_ns())
 
     def follow(self) -> AttemptEnd:
@@ -139,6 +143,7 @@ class Attempt:
         try:
             while (status := self._process.poll()) is None:
                 self._take_rows()
+                self._ranks.look()
                 self._decide()
                 self._watch.pause()
             self._take_rows()
@@ -147,6 +152,7 @@ class Attempt:
             raise
         finally:
             self._process.close()
+            self._ranks.close()
         return self._ended(status)
 
     def _take_rows(self) -> None:
@@ -159,6 +165,8 @@ class Attempt:
                 self._end_state = row["state"]
             self._saved = self._saved or row["kind"] == "save"
             self._watch.show(row)
+            if row["kind"] == "located":
+                record_location(self._watch.run, row, self._watch.record)
 
     def _decide(self) -> None:
         watch, options = self._watch, self._watch.options
@@ -168,9 +176,10 @@ class Attempt:
             self._end("stop", watch.patience.grace_seconds(options.grace_seconds))
         elif watch.pauses and not self._forced:
             self._end(PAUSE, watch.patience.grace_seconds(options.grace_seconds))
-        elif not self._forced and watch.patience.is_over(watch.now_ns()):
-            self._limit_seconds = watch.patience.limit_seconds  # as it stands now: rows that come later teach longer ones
-            watch.record("hang", segment=self._segment, last_progress_boot_ns=watch.patience.last_progress_ns)
+        elif not self._forced and (watch.patience.is_over(watch.now_ns()) or self._ranks.is_stopped()):
+            silent_ns = watch.now_ns() - watch.patience.last_progress_ns
+            self._silent_seconds, self._verdict = silent_ns / 1e9, self._ranks.why()
+            watch.record("hang", segment=self._segment, last_progress_boot_ns=watch.patience.last_progress_ns, **self._verdict)
             self._end("hang", min(options.grace_seconds, options.hang_grace_seconds))
         elif not self._forced and self._saved and self._more_nodes():
             self._end(REGROUP, watch.patience.grace_seconds(options.grace_seconds))
@@ -195,11 +204,14 @@ class Attempt:
         )
         fields = {"segment": end.segment, "code": code, "signal": number, "reason": end.reason}
         fields |= {"rank": end.rank} if end.rank is not None else {}
+        fields |= of_exit(self._watch.run, end.segment)
         self._watch.record("exit", **fields, last_progress_boot_ns=self._watch.patience.last_row_ns)
         return end
 
     @property
     def _rank(self) -> int | None:
+        if self._forced == "hang" and "rank" in self._verdict:
+            return int(self._verdict["rank"])
         return self._process.failed if isinstance(self._process, LocalRanks) else None
 
     def _words(self, code: int | None, number: int | None) -> str:
@@ -208,7 +220,7 @@ class Attempt:
         words = {
             "": status,
             "stop": f"asked to stop by {self._watch.stop.name}, {status}",
-            "hang": f"no progress for {self._limit_seconds:.0f} s, {status}",
+            "hang": f"no progress for {self._silent_seconds:.0f} s, {self._verdict.get('verdict') or status}",
             "lease lost": f"the lease was lost, {status}",
             PAUSE: f"{self._watch.pauses[0].words if self._watch.pauses else 'a pause'}, {status}",
             REGROUP: f"nodes are there again, {status}",
@@ -218,4 +230,6 @@ class Attempt:
         if self._killed and self._forced == "stop":
             words += " (it did not end within the grace time: the last committed checkpoint stands)"
         detail = cause(self._watch.run, self._segment, self._rank or 0) if code else ""
+        if number == signal.SIGKILL and not self._forced:
+            detail = self._ranks.memory_words(self._rank or 0)
         return f"{words}: {detail}" if detail else words

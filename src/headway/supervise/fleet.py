@@ -20,6 +20,7 @@ from typing import Any
 from headway.base.errors import EnvironmentFault
 from headway.rundir.layout import RunDirectory
 from headway.rundir.segments import layout_of, read_segments
+from headway.supervise.corruption import ENOUGH
 from headway.supervise.launcher import LocalRanks, engine_command, first_error_of
 from headway.supervise.meeting import Meeting
 from headway.supervise.nodes import Node, NodeOptions, NodeRank
@@ -57,7 +58,10 @@ class FleetOptions:
         if not section.get("hosts"):
             return None
         options = NodeOptions(
-            start=tuple(section["start"]), silence_seconds=section["silence"], hello_seconds=section["patience"]
+            start=tuple(section["start"]),
+            silence_seconds=section["silence"],
+            hello_seconds=section["patience"],
+            check=section["check"],
         )
         return FleetOptions(
             hosts=tuple(section["hosts"]),
@@ -110,26 +114,29 @@ class Fleet:
     def gather(self, given_up: Callable[[], object]) -> tuple[str, ...]:
         """The nodes of the next segment, in the order of ``hosts``. Waits for as many as are needed; none: it was ``given_up``.
 
-        EnvironmentFault where there are too few for good.
+        EnvironmentFault where too many are evicted, or do not answer at the start.
         """
         for host in self._hosts.values():
             self._start_if_absent(host)
         first = not self._placed  # later, a spare that is there is worth more than a node that may come
-        began = time.monotonic()
+        began, told = time.monotonic(), False
         while not given_up():
             here = [name for name, host in self._hosts.items() if self._answers(host)]
             coming = [host for host in self._hosts.values() if not host.out and host.node is not None and host.node.look()]
             all_here = len(here) == len(coming)
             if (len(here) >= self.options.wanted and (all_here or not first)) or (all_here and self._is_enough(here)):
                 return tuple(here[: self.options.wanted])
-            if all(host.out for host in self._hosts.values()):
+            if sum(not host.out for host in self._hosts.values()) < (self.options.least or self.options.wanted):
                 break
             is_enough = len(here) >= self.options.wanted or self._is_enough(here)
             waited, patience = time.monotonic() - began, self.options.node.hello_seconds
             if is_enough and waited > (patience if first else min(patience, _RETURN_SECONDS)):
                 return tuple(here[: self.options.wanted])
-            if waited > patience and self.options.least is not None:
+            if waited > patience and first:
                 break
+            if waited > patience and not told:  # they were there: a network may be away for an hour
+                self._tell("note", text=f"waiting for nodes: {self._why()}")
+                told = True
             self._beat()
             for host in self._hosts.values():
                 self._start_if_absent(host)
@@ -164,7 +171,10 @@ class Fleet:
     def _answers(self, host: _Host) -> bool:
         if host.out or host.node is None:
             return False
-        if not self._is_alive(host) or host.node.hello is None:
+        if not self._is_alive(host) or host.node.hello is None or host.node.unfit is None:
+            return False
+        if host.node.unfit:
+            self.evict(host.name, f"it failed its check: {host.node.unfit}")
             return False
         if host.absent:
             host.absent = ""
@@ -189,7 +199,7 @@ class Fleet:
             return
         host.tried = now if host.node is not None else 0.0
         try:
-            host.node = Node(host.name, self.options.node, self._run.root / "fleet" / f"{host.name}.log")
+            host.node = Node(host.name, self.options.node, self._run.root)
         except EnvironmentFault as fault:
             self._tell("node", host=host.name, state="lost", reason=str(fault))
 
@@ -279,6 +289,21 @@ class Fleet:
         if len(host.faults) >= self.options.evict_after:
             self.evict(name, f"{len(host.faults)} faults began there, the last: {reason}")
         return bool(host.out)
+
+    def weigh_corruption(self, events: list[dict[str, Any]]) -> bool:
+        """Findings of silent corruption that name a rank count against its node, and two evict it. Whether one was evicted."""
+        layouts = {segment.id: segment.layout for segment in read_segments(self._run)}
+        named: dict[str, set[int]] = {}
+        for event in events:
+            layout = layouts.get(event.get("segment", 0), {})
+            if event["kind"] == "corruption" and event.get("rank") is not None and "hosts" in layout:
+                named.setdefault(layout["hosts"][event["rank"] // layout["per_node"]], set()).add(event["segment"])
+        bad = [
+            name for name, found in named.items() if len(found) >= ENOUGH and name in self._hosts and not self._hosts[name].out
+        ]
+        for name in bad:
+            self.evict(name, f"silent corruption was found on it in {len(named[name])} segments")
+        return bool(bad)
 
     def evict(self, name: str, reason: str) -> None:
         """It is not used again by this owner."""

@@ -40,6 +40,7 @@ class NodeOptions:
     python: str = sys.executable
     hello_seconds: float = 60.0  # from the start of the command to the agent's first word
     silence_seconds: float = 10.0  # without a word of the agent: the node is lost
+    check: bool = True  # a node joins when it has passed the quick check of headway doctor
     orphan_seconds: float = 30.0  # that ranks have to save and end when their owner is gone
 
 
@@ -53,18 +54,20 @@ class _Heard:
     segment: int | None = None
     failed: str = ""
     swept: bool = False
+    checked: dict[str, Any] | None = None  # {may_join, reasons, report}
     last: float = 0.0  # monotonic
 
 
 class Node:
     """One host and its agent. ``lost``: why nothing can be asked of it any more; empty: it answers."""
 
-    def __init__(self, host: str, options: NodeOptions, log: Path):
+    def __init__(self, host: str, options: NodeOptions, root: Path):
+        """``root``: the run's directory, where the node is checked and ``fleet/HOST.log`` has what its command says."""
         self.host, self.lost = host, ""
         self._options, self._heard = options, _Heard(last=time.monotonic())
         self._lock = threading.Lock()
         command = [part.replace("{host}", host) for part in options.start]
-        make_directory(log.parent, "directory of node logs")
+        log = make_directory(root / "fleet", "directory of node logs") / f"{host}.log"
         try:
             with open(log, "ab") as said:
                 self._process = subprocess.Popen(
@@ -79,6 +82,8 @@ class Node:
         assert self._process.stdin is not None
         os.set_blocking(self._process.stdin.fileno(), False)  # a node that takes no orders must not hold up the others
         threading.Thread(target=self._listen, daemon=True, name=f"node {host}").start()
+        if options.check:
+            self.order(do="check", directory=str(root.resolve()))
 
     @property
     def pid(self) -> int:
@@ -90,6 +95,14 @@ class Node:
         """{host, pid, start_ticks, boot_id} of the agent; None: it has not answered yet."""
         with self._lock:
             return self._heard.hello
+
+    @property
+    def unfit(self) -> str | None:
+        """Why it must not join; empty: it may; None: its check is under way."""
+        with self._lock:
+            if not self._options.check:
+                return ""
+            return None if self._heard.checked is None else str(self._heard.checked["reasons"])
 
     def look(self) -> bool:
         """Whether it still answers; what it has not said for too long is its loss."""
@@ -182,6 +195,8 @@ class Node:
                     heard.statuses[said["rank"]] = said["status"]
                 case "failed" if said["segment"] == heard.segment:
                     heard.failed = said["text"]
+                case "checked":
+                    heard.checked = said
                 case "swept":
                     heard.swept = True
 

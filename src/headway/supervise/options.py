@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 
@@ -14,7 +15,10 @@ class SuperviseOptions:
     ttl_seconds: float = 15.0  # a lease whose counter stood still this long has expired
     hang_floor_seconds: float = 120.0  # silence below this is never a hang
     hang_factor: float = 8.0  # nor below this many times the longest row of the run
-    startup_seconds: float = 1800.0  # allowed silence before the first step, and until a save and an evaluation were seen
+    startup_seconds: float = 1800.0  # allowed silence in a phase that this run has not ended before, and the most in any
+    hard_seconds: Mapping[str, float] = field(default_factory=dict)  # the same for single phases (rundir.heartbeats.PHASES)
+    beat_seconds: float = 1.0  # between two looks at the ranks' heartbeats
+    stacks_seconds: float = 2.0  # how long ranks that hang may take to write their stacks
     grace_seconds: float = 30.0  # between the termination signal and the kill; at least twice the longest step and save
     writers_seconds: float = (
         60.0  # how long writers may take to finish what a dead trainer had sealed; at least twice the longest
@@ -31,7 +35,7 @@ class SuperviseOptions:
         """From a resolved deployment's ``supervise`` section (see ``run.json``); what it does not say has its default."""
         section = deployment.get("supervise", {})
         names = {"max_fruitless_attempts": "max_fruitless_attempts", "lease_ttl": "ttl_seconds"}
-        names |= {"hang_floor": "hang_floor_seconds", "grace": "grace_seconds"}
+        names |= {"hang_floor": "hang_floor_seconds", "grace": "grace_seconds", "limits": "hard_seconds"}
         given = {names[key]: value for key, value in section.items() if key in names}
         return SuperviseOptions(**given, requeue=tuple(section.get("requeue", ())), author=author)
 

@@ -23,7 +23,7 @@ from headway.base.failpoints import guard
 from headway.data.stream import Stream
 from headway.data.transition import MixtureChange, with_change
 from headway.recipe.schedules import Schedule
-from headway.rundir.events import EventLog, read_events
+from headway.rundir.events import REQUEUED, EventLog, read_events
 from headway.rundir.layout import RunDirectory
 from headway.rundir.lease import Lease, LeaseView
 from headway.rundir.metrics import read_all_steps
@@ -44,6 +44,7 @@ from headway.store.mirror.mirror import Mirror
 from headway.store.writer.client import end_writers
 from headway.supervise.attempt import PAUSE, REGROUP, Attempt, AttemptEnd, StopSignals, Watch
 from headway.supervise.causes import error_of, error_words, log_tail
+from headway.supervise.corruption import record_finding
 from headway.supervise.fleet import Fleet, FleetOptions, described
 from headway.supervise.launcher import Launcher, ProcessLauncher, engine_command
 from headway.supervise.options import Outcome, SuperviseOptions
@@ -91,7 +92,10 @@ def supervise(
             events = EventLog(run, lease.epoch, clock)
             show(events.opened)
             patience = Patience(
-                floor_seconds=options.hang_floor_seconds, factor=options.hang_factor, generous_seconds=options.startup_seconds
+                floor_seconds=options.hang_floor_seconds,
+                factor=options.hang_factor,
+                generous_seconds=options.startup_seconds,
+                hard_seconds=options.hard_seconds,
             )
             watch = Watch(
                 run=run,
@@ -364,13 +368,16 @@ class _Supervisor:
 
     def _judge(self, end: AttemptEnd) -> Outcome | None:
         error = error_of(self._watch.run, end.segment) or {}
+        record_finding(self._watch.run, end.segment, self._watch.record)
         if isinstance(error.get("refused"), str):
             self._refused[error["refused"]] = f"the trainer could not load it: {error_words(error)}"
         too_much = ""
         if isinstance(error.get("damage"), dict) and self._quarantines_damage():
             too_much = self._too_much(error["damage"])
             self._damage = None if too_much else error["damage"]
-        self._excused = self._fleet is not None and self._fleet.judge(end.rank if not end.forced else None, end.code, end.reason)
+        if self._fleet is not None:
+            self._excused = self._fleet.judge(end.rank if not end.forced else None, end.code, end.reason)
+            self._excused |= self._fleet.weigh_corruption(read_events(self._watch.run))
         if end.forced == "lease lost":
             return self._lost()
         if end.end_state == "complete":
@@ -425,7 +432,9 @@ class _Supervisor:
     def _finish(self, state: str, reason: str, exit_code: int, cause: dict[str, Any] | None = None) -> Outcome:
         end_writers(self._watch.run, _most_ranks(self._watch.run))
         fields = {"cause": cause} if cause else {}
-        self._watch.record("finish", state=state, reason=reason, exit_code=exit_code, **fields)
+        comes_back = state == "stopped" and self._watch.stop.by_signal and bool(self._watch.options.requeue)
+        told = REQUEUED if comes_back else state
+        self._watch.record("finish", state=told, reason=reason, exit_code=exit_code, **fields)
         self._watch.events.close()
         return Outcome(state=state, reason=reason, attempts=self._attempts, exit_code=exit_code)
 

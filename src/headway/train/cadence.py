@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from headway.base.clocks import Clock
+from headway.monitor.slowdown import Slowdown
 from headway.rundir.events import read_events
 from headway.rundir.layout import RunDirectory
 from headway.rundir.metrics import StepLog, read_all_steps
@@ -17,9 +18,11 @@ class Cadence:
         self._run, self._deployment, self._clock, self._log = run, deployment, clock, log
         self._every_steps: int = deployment["checkpoints"]["every_steps"]
         self._interval: Any = None
+        self._slowdown, self._went_on_ns = Slowdown(), self._now()
 
     def begin(self, step: int) -> None:
         """Once the state is restored."""
+        self._went_on_ns = self._now()
         if self._deployment["checkpoints"].get("adaptive") is None:
             return
         from headway.monitor.interval import Interval, IntervalPolicy  # it needs the deployment's own schema
@@ -38,20 +41,31 @@ class Cadence:
         return self._deployment["checkpoints"].get("adaptive") is not None
 
     def is_due(self, step: int) -> bool:
+        self._went_on_ns = self._now()
         if self._interval is None:
             return step % self._every_steps == 0
         due = self._interval.after_step(self._now())
         self._tell(step)
         return due
 
+    def step_done(self) -> None:
+        """Its update is on record; evaluations and saves come after it."""
+        self._slowdown.step(self._now() - self._went_on_ns)
+
+    def slowed_ns(self) -> int:
+        """What the steps of the flush that has just ended took longer than others."""
+        return self._slowdown.ends()
+
     def snapshot_taken(self, step: int, blocking_ns: int) -> None:
+        self._slowdown.begins()
+        self._went_on_ns = self._now()
         if self._interval is not None:
             self._interval.saved(self._now(), blocking_ns=blocking_ns)
             self._tell(step)
 
-    def committed(self, step: int, flush_ns: int) -> None:
+    def committed(self, step: int, flush_ns: int, slowed_ns: int) -> None:
         if self._interval is not None:
-            self._interval.durable(self._now(), flush_ns=flush_ns)
+            self._interval.durable(self._now(), flush_ns=flush_ns, slowed_ns=slowed_ns)
             self._tell(step)
 
     def left_out(self) -> None:

@@ -25,7 +25,7 @@ from headway.data.windows import WindowBatch
 from headway.recipe.schedules import Schedule
 from headway.recipe.spec import Spec
 from headway.rundir.layout import RunDirectory
-from headway.train.environment import peak_bytes
+from headway.rundir.processes import peak_bytes
 from headway.train.feed import StepBatch
 from headway.train.step import context_of, train_step
 from headway.train.trainee import Trainee, build_trainee

@@ -19,7 +19,7 @@ from headway.base.clocks import Clock
 from headway.base.errors import ConfigError
 from headway.base.records import append_stamped
 from headway.checkpoint.digest import digest_of_all, state_digest
-from headway.checkpoint.replicas import everybodys_words
+from headway.checkpoint.replicas import everybodys_bytes, everybodys_words
 from headway.checkpoint.saver import Place
 from headway.parallel import group
 from headway.parallel.group import Member
@@ -67,6 +67,10 @@ class Crew:
     def words(self, words: str) -> list[str]:
         """Of every rank that has something to say."""
         return [words] if words else []
+
+    def told_by_all(self, data: bytes) -> list[bytes]:
+        """Of every rank, in order; no byte of ``data`` is zero at its end."""
+        return [data]
 
     def over_tokens(self, sums: torch.Tensor) -> torch.Tensor:
         """The sum of what each rank has of its own tokens."""
@@ -116,6 +120,9 @@ class Together(Crew):
 
     def words(self, words: str) -> list[str]:
         return [f"rank {rank}: {said}" for rank, said in enumerate(everybodys_words(words)) if said]
+
+    def told_by_all(self, data: bytes) -> list[bytes]:
+        return everybodys_bytes(data)
 
     def over_tokens(self, sums: torch.Tensor) -> torch.Tensor:
         return over_batch(sums.to(self.mesh.device, copy=True), self.mesh)

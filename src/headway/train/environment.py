@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import platform
-import resource
 
 import numpy as np
 import torch
@@ -37,11 +36,6 @@ def full_environment(layout: str = "1 process") -> dict[str, str | int]:
 def differences(then: dict, now: dict) -> list[str]:
     """What changed since the checkpoint was written, of all that a bit-identical resume depends on."""
     return [f"{key}: {then.get(key)} -> {now.get(key)}" for key in determinism_environment() if then.get(key) != now.get(key)]
-
-
-def peak_bytes() -> int:
-    """The most memory that this process has held (resident)."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def _processor() -> str:

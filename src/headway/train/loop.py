@@ -22,12 +22,13 @@ from headway.evaluate.held_out import HeldOut, Share, held_out_loss, windows_at_
 from headway.evaluate.sample import greedy
 from headway.monitor.spikes import reading_words
 from headway.parallel.state import local_values
+from headway.rundir.heartbeats import COMPILE, DATA, END, EVALUATION, SAVE, STEP
 from headway.rundir.metrics import read_chain_rows
+from headway.rundir.processes import peak_bytes
 from headway.store.writer.outcomes import COMMITTED, FAILED
-from headway.train.environment import peak_bytes
 from headway.train.sample import prompt_ids
 from headway.train.setup import TrainRun, cursor
-from headway.train.step import StepResult, must_stop, train_step
+from headway.train.step import StepResult, must_stop
 
 DELIVERY_STEPS = 200
 """Between two records of how the input came."""
@@ -38,14 +39,18 @@ def train(run: TrainRun) -> str:
     run.stop.agree()
     finish_step(run)
     while run.step < run.until and not run.stop:
+        run.heart.enter(DATA, run.step)
         batch, waited_ns = run.batches().get(run.step)
         run.log.mark("data_stall")
-        veto = run.spikes.veto(run.step + 1)
-        result = train_step(run.trainee, batch, run.schedule.rate(run.step), lambda: bool(run.stop.own), veto)
+        run.heart.enter(COMPILE if is_new_shape(run) else STEP, run.step)
+        result = run.sound.step(batch, run.schedule.rate(run.step), lambda: bool(run.stop.own))
         run.step += 1
+        run.heart.stepped(run.step, waited_ns)
         run.stop.agreed(result.wish)
         spike = run.spikes.look(run.step, result)
         record(run, result, waited_ns, batch.targets, spike)
+        run.cadence.step_done()
+        run.sound.after(run.step, result.own)
         hear(run, run.saver.poll())
         if spike is not None and run.spikes.ends:
             return end(run, spike)
@@ -57,6 +62,11 @@ def train(run: TrainRun) -> str:
             save(run)
     conclude(run)
     return end(run)
+
+
+def is_new_shape(run: TrainRun) -> bool:
+    """The first step of a segment and of a stage: whatever is compiled or tuned is made ready in it."""
+    return run.step in (run.segment.restored_step, run.schedule.first_step(run.schedule.place(run.step).stage))
 
 
 def ends_soundly(run: TrainRun, result: StepResult) -> bool:
@@ -96,6 +106,7 @@ def end(run: TrainRun, spike: dict[str, Any] | None = None) -> str:
     """
     done = run.step == run.until and not run.owes
     state = "stopped" if not done else "complete" if run.step == run.schedule.total_steps else "relaid"
+    run.heart.enter(END, run.step)
     told: dict[str, Any] = {"reason": run.stop.reason}
     if spike is not None:
         settled(run)
@@ -161,11 +172,12 @@ def replaced(run: TrainRun) -> dict[str, int]:
 
 def evaluate(run: TrainRun) -> None:
     """Held-out loss of every source with the current weights: nats per token, bits per byte, by position."""
+    run.heart.enter(EVALUATION, run.step)
     failpoints.hit("evaluation.begin", run.step)
     stage = run.spec.stages[run.schedule.place(run.step - 1).stage]
     T, tokens = stage.sequence_length, run.spec.evaluation.tokens_per_source
     replica, found = run.crew.replica, dict[str, HeldOut]()
-    share = Share(index=replica.index, count=replica.count, total=run.crew.over_tokens, goes_on=lambda: not run.stop.agree())
+    share = Share(index=replica.index, count=replica.count, total=run.crew.over_tokens, goes_on=lambda: goes_on(run))
     for source in run.spec.sources:
         batches = run.reader.held_out_batches(source.name, T, windows_at_once(T), tokens)
         found[source.name] = held_out_loss(run.trainee.compute, batches, stage.rope, share, run.token_bytes)
@@ -185,11 +197,18 @@ def evaluate(run: TrainRun) -> None:
     )
 
 
+def goes_on(run: TrainRun) -> bool:
+    """Between two batches of an evaluation."""
+    run.heart.tick()
+    return not run.stop.agree()
+
+
 def sample(run: TrainRun) -> None:
     """Decode the fixed prompts greedily: bugs that a loss cannot show are seen here."""
     if run.stop.agree():
         run.owes = True
         return
+    run.heart.enter(EVALUATION, run.step)
     evaluation = run.spec.evaluation
     rope = run.spec.stages[run.schedule.place(max(0, run.step - 1)).stage].rope
     prompts = [prompt_ids(run.tokenizer, prompt) for prompt in evaluation.prompts]
@@ -206,6 +225,8 @@ def save(run: TrainRun) -> None:
     """
     if run.skipped:
         return run.cadence.left_out()
+    run.sound.compare(run.step)
+    run.heart.enter(SAVE, run.step)
     refuse_sick_state(run)
     state = {
         "run_id": run.directory.info()["run_id"],
@@ -216,6 +237,7 @@ def save(run: TrainRun) -> None:
         "environment": run.environment,
         "spec_digest": run.spec.digest(),
         "spikes": run.spikes.state(),
+        "checked": run.sound.stated(),
     }
     try:
         snapshot = run.saver.save(run.step, run.trainee.saved_state(), state)
@@ -241,9 +263,10 @@ def hear(run: TrainRun, outcomes: list[Outcome]) -> None:
     for outcome in outcomes:
         if outcome.kind == COMMITTED:
             run.committed_step = outcome.step
-            told = {**outcome.fields, "bytes": state_bytes(run)}
+            slowed_ns = run.cadence.slowed_ns()
+            told = {**outcome.fields, "bytes": state_bytes(run), "slowed_ns": slowed_ns}
             run.log.write("save", step=outcome.step, checkpoint=outcome.checkpoint, **told)
-            run.cadence.committed(outcome.step, outcome.fields["flush_ns"])
+            run.cadence.committed(outcome.step, outcome.fields["flush_ns"], slowed_ns)
         elif outcome.kind == FAILED:
             run.save_error = str(outcome.fields["error"])
             run.ordinal -= not run.saver.under_way  # else the number after it is given already
@@ -257,6 +280,7 @@ def hear(run: TrainRun, outcomes: list[Outcome]) -> None:
 
 def conclude(run: TrainRun) -> None:
     """The last state is committed before anybody says that the run has ended (C14); a save that failed is tried once more."""
+    run.heart.enter(SAVE, run.step)
     for _ in range(2):
         if settled(run) == run.step or run.skipped:
             return

@@ -7,6 +7,7 @@ error, a damaged checkpoint a run error. The Spec is only checked here, never ch
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -28,9 +29,11 @@ from headway.data.stream import Stream, stream_digests
 from headway.data.tokenizer import Tokenizer
 from headway.parallel.group import Member
 from headway.parallel.mesh import Axes
+from headway.parallel.waits import watch_waits
 from headway.recipe.schedules import Schedule
 from headway.recipe.spec import Spec
 from headway.recipe.spike_rules import SpikeRules
+from headway.rundir.heartbeats import RESTORE, Heart
 from headway.rundir.layout import RunDirectory
 from headway.rundir.metrics import StepLog
 from headway.rundir.processes import start_ticks
@@ -40,6 +43,7 @@ from headway.train.cadence import Cadence
 from headway.train.crew import ALONE, Crew, Unwritten, join
 from headway.train.environment import differences, full_environment
 from headway.train.feed import Feed, StepBatch
+from headway.train.soundness.check import CheckPolicy, Soundness
 from headway.train.spikes import SpikeWatch
 from headway.train.stop import Stop, StopRequest
 from headway.train.trainee import Trainee, build_trainee
@@ -57,6 +61,7 @@ class TrainPolicy:
     micro_batch_tokens: int
     saves: SavePolicy
     state_digest_every: int
+    checks: CheckPolicy
 
     @staticmethod
     def of(deployment: dict[str, Any]) -> TrainPolicy:
@@ -66,6 +71,7 @@ class TrainPolicy:
             micro_batch_tokens=deployment["micro_batch"],
             saves=save_policy(checkpoints),
             state_digest_every=deployment["state_digest_every"],
+            checks=CheckPolicy.of(deployment),
         )
 
 
@@ -87,7 +93,6 @@ class TrainRun:
     spec: Spec
     policy: TrainPolicy
     schedule: Schedule
-    spikes: SpikeWatch
     trainee: Trainee
     tokenizer: Tokenizer
     reader: TokenReader
@@ -95,12 +100,16 @@ class TrainRun:
     log: StepLog
     saver: Saver
     cadence: Cadence
+    sound: Soundness
+    spikes: SpikeWatch
     stop: Stop
     environment: dict[str, Any]
+    heart: Heart = field(default_factory=Heart)
     crew: Crew = ALONE
     place: Place | None = None  # of this rank among those that save
     until: int = 0  # the last step of this segment: of the run, or before another layout takes over
     phases_ns: dict[str, int] = field(default_factory=dict)  # of the start
+    unwatch: Callable[[], None] = lambda: None  # ends the timing of waits
     step: int = 0
     committed_step: int = 0  # of the newest checkpoint that is known to be committed
     ordinal: int = 0  # of the newest save along the chain, counted from 1; one that failed gives its number back
@@ -134,6 +143,8 @@ class TrainRun:
         if self._prefetcher is not None:
             self._prefetcher.close()
         self.reader.close()
+        self.unwatch()
+        self.heart.close()
 
 
 def set_up(
@@ -153,23 +164,45 @@ def set_up(
     torch.set_num_threads(policy.threads)
     environment = full_environment(str(axes))
     log = log_of(directory, segment_id, clock, member.rank if member else 0)
+    heart = Heart.start(directory, segment_id, member.rank if member else 0, member.world if member else 1)
     log.write("start", pid=os.getpid(), environment=environment, spec_digest=spec.digest())
 
     crew = join(member, axes, given_up=lambda: stop)
     phases.mark("group")
+    heart.tick()
+    unwatch = watch_waits(heart.blocked)
     reader, tokenizer = open_data(info["data"], spec, CacheOptions.of(deployment))
     stream = Stream.of_segment(spec, chain[-1])
     feed = Feed(stream, reader, schedule, policy.micro_batch_tokens, crew.replica)
     phases.mark("data")
     trainee = build_trainee(spec, crew.mesh, axes.recompute)
     phases.mark("model")
+    heart.tick()
     place = crew.place(directory, segment_id)
     saves = replace(policy.saves, back_steps=SpikeRules.of(spec).keeps_back_steps)
     saver, cadence = Saver(place, saves, clock), Cadence(directory, deployment, clock, log)
-    spikes = SpikeWatch(chain[-1], stream, schedule, crew)
-    parts = (spec, policy, schedule, spikes, trainee, tokenizer, reader, feed, log, saver, cadence, Stop(stop, crew), environment)
+    sound, spikes = Soundness(policy.checks, trainee, crew, log), SpikeWatch(chain[-1], stream, schedule, crew)
+    trainee.veto = spikes.veto
+    judges = (sound, spikes)
+    parts = (
+        spec,
+        policy,
+        schedule,
+        trainee,
+        tokenizer,
+        reader,
+        feed,
+        log,
+        saver,
+        cadence,
+        *judges,
+        Stop(stop, crew),
+        environment,
+    )
     until = end_of_layout(chain[-1].restored_step, schedule, deployment)
-    run = TrainRun(directory, chain, clock, *parts, crew=crew, place=place, until=until, phases_ns=phases.ns)
+    run = TrainRun(
+        directory, chain, clock, *parts, heart=heart, crew=crew, place=place, until=until, phases_ns=phases.ns, unwatch=unwatch
+    )
     saver.on_wait = lambda: say_waiting(run)
     log.mark("init")
     restore(run)
@@ -210,6 +243,7 @@ def say_waiting(run: TrainRun) -> None:
     """A row while training waits for a writer: a long flush is no hang. When the run is to stop, the flush need not hold back."""
     if run.stop or run.stop.own:
         run.saver.hurry()
+    run.heart.tick()
     run.log.write("waiting", step=run.step, reason="an earlier snapshot is being written")
 
 
@@ -236,10 +270,11 @@ def open_data(where: str | Path, spec: Spec, cache: CacheOptions | None = None) 
 
 def restore(run: TrainRun) -> None:
     """Load exactly the checkpoint that the segment names; nothing else is ever tried here."""
-    name, changed, from_memory = run.segment.checkpoint, [], False
+    name, changed, from_memory, checked = run.segment.checkpoint, [], False, {}
     images = run.saver.images(name)
     if not images:
         run.saver.attach(run.trainee.saved_state())  # memory is filled while this one reads
+    run.heart.enter(RESTORE, run.step)
     began_ns = run.clock.stamp().boot_ns
     if name is not None:
         sources = Sources(
@@ -253,7 +288,7 @@ def restore(run: TrainRun) -> None:
         run.trainee.optimizer.restore_step(run.trainee.updates)
         run.spikes.restore(manifest.state.get("spikes"))
         run.trainee.compute.refresh()
-        changed = differences(manifest.state["environment"], run.environment)
+        changed, checked = differences(manifest.state["environment"], run.environment), manifest.state.get("checked", {})
     if images:
         run.saver.attach(run.trainee.saved_state())  # the memory just read is the one that the next snapshot goes into
     run.saver.prepare()
@@ -269,6 +304,7 @@ def restore(run: TrainRun) -> None:
         phases_ns=run.phases_ns,
     )
     run.cadence.begin(run.step)
+    run.sound.begin(run.directory, run.segment, run.step, checked)
 
 
 def check_cursor(run: TrainRun, manifest: Manifest) -> None:

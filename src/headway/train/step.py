@@ -39,10 +39,7 @@ class StepResult:
     applied: bool  # False: the gradient was bad, weights and moments were left alone
     extra: dict[str, Any] = field(default_factory=dict)  # of heads for further tokens and of routers, for the record
     wish: bool = False  # of any rank: to stop after this step
-
-
-Veto = Callable[[float, float], bool]
-"""Loss and gradient norm of a step -> whether its update is left out."""
+    own: float = 0.0  # nats over the targets of this rank alone, 0 where its stage of a pipeline has none
 
 
 class Sums:
@@ -94,30 +91,26 @@ def train_step(
     batch: StepBatch,
     rate: float,
     wish: Callable[[], bool] = lambda: False,
-    veto: Veto | None = None,
+    look: Callable[[Sums], None] = lambda sums: None,
 ) -> StepResult:
-    """Run one update in place; ``rate`` is the learning rate of this step, ``wish`` is asked at its end.
+    """Run one update in place; ``rate`` is the learning rate of this step, ``wish`` is asked at its end, ``look`` is called when
+    the gradients are there."""
+    failpoints.hit("step.begin", batch.place.step + 1, trainee.memory_of_state)
+    sums = accumulate(trainee, batch)
+    failpoints.hit("step.gradients", batch.place.step + 1, trainee.memory_of_gradients)
+    look(sums)
+    return update(trainee, batch, sums, rate, wish)
 
-    ``veto``: asked before the update, with its loss and gradient norm; every rank must answer alike. It waits for the device.
+
+def update(trainee: Trainee, batch: StepBatch, sums: Sums, rate: float, wish: Callable[[], bool] = lambda: False) -> StepResult:
+    """Clip, judge and apply the gradients that ``accumulate`` has left, balance the routers.
+
+    A veto of the trainee is asked before the update, and the step waits for the device once more.
     """
-    failpoints.hit("step.begin", batch.place.step + 1)
-    return update(trainee, batch, accumulate(trainee, batch), rate, wish, veto)
-
-
-def update(
-    trainee: Trainee,
-    batch: StepBatch,
-    sums: Sums,
-    rate: float,
-    wish: Callable[[], bool] = lambda: False,
-    veto: Veto | None = None,
-) -> StepResult:
-    """Clip, judge and apply the gradients that ``accumulate`` has left, balance the routers."""
     spec, step = trainee.spec, batch.place.step + 1
-    failpoints.hit("step.gradients", step)
     clip = clip_by_norm(trainee.parameters, spec.optimizer.clip_norm, trainee.parts)
-    told = sums.read(trainee.mesh, wish()) if veto is not None else None
-    if veto is not None and told is not None and veto(told[0][0] / batch.targets, float(clip.norm)):
+    told = sums.read(trainee.mesh, wish()) if trainee.veto is not None else None
+    if trainee.veto is not None and told is not None and trainee.veto(step, told[0][0] / batch.targets, float(clip.norm)):
         bad = torch.ones_like(clip.norm, dtype=torch.bool)  # the guard's history does not learn it
     else:
         bad = trainee.guard.judge(clip.norm)
@@ -132,12 +125,13 @@ def update(
             update_bias(trainee.balance_biases, sums.loads, spec.model.experts.bias_rate)
         trainee.compute.refresh()
     trainee.optimizer.zero_grad()
-    failpoints.hit("step.updated", step)
+    failpoints.hit("step.updated", step, trainee.memory_of_state)
     losses, wished = told or sums.read(trainee.mesh, wish())
     nll, z, further, routing = (loss / batch.targets for loss in losses)
     extra = {"further_loss": further} if spec.model.mtp_layers else {}
     extra |= {"routing_loss": routing, **loads} if loads else {}
-    return StepResult(nll, z, reading.norm, reading.clipped and reading.applied, reading.applied, extra, wished)
+    own = 0.0 if sums.losses is None else float(sums.losses[0])
+    return StepResult(nll, z, reading.norm, reading.clipped and reading.applied, reading.applied, extra, wished, own)
 
 
 def must_stop(stability: StabilitySpec, skipped: int) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -16,11 +16,12 @@ from headway.optim.build import Optimizer, build_optimizer, optimizer_of
 from headway.optim.guard import Guard
 from headway.optim.parts import WHOLE, Parts
 from headway.parallel.mesh import Mesh
-from headway.parallel.model import ShardedModel
-from headway.parallel.pipeline import Pipeline
-from headway.parallel.state import LocalParts
+from headway.parallel.state import LocalParts, local_values
 from headway.recipe.spec import Spec
 from headway.recipe.trainable import refuse_untrainable
+
+Veto = Callable[[int, float, float], bool]
+"""Step (from 1), its loss and gradient norm -> whether its update is left out. Asked again where a step is repeated."""
 
 
 @dataclass
@@ -36,6 +37,7 @@ class Trainee:
     balance_biases: dict[str, torch.Tensor]  # by layer, of routers that balance without a loss
     updates: int = 0
     mesh: Mesh | None = None  # None: one process
+    veto: Veto | None = None  # the same answer on all ranks; None: nothing but the guard leaves an update out
     parts: Parts = WHOLE  # how parameters lie on the ranks
 
     def state(self) -> dict[str, torch.Tensor]:
@@ -45,6 +47,25 @@ class Trainee:
     def saved_state(self) -> dict[str, torch.Tensor]:
         """What is written to checkpoints, and digested: without what another stage of a pipeline writes as well."""
         return {name: value for name, value in self.state().items() if self.parts.saves(name.partition("/")[2])}
+
+    def own_state(self) -> dict[str, torch.Tensor]:
+        """What this rank holds of the state, as plain tensors over the same memory."""
+        return local_values(self.state())
+
+    def gradients(self) -> dict[str, torch.Tensor]:
+        """Of this rank's parts, between the passes and the update."""
+        return {name: part.grad for name, part in self.optimizer.parameters.items() if part.grad is not None}
+
+    def memory_of_state(self, name: str) -> memoryview:
+        """Bytes of a tensor of this rank's state, for drills."""
+        return _memory(self.own_state()[name])
+
+    def memory_of_gradients(self, name: str) -> memoryview:
+        return _memory(self.gradients()[name])
+
+
+def _memory(tensor: torch.Tensor) -> memoryview:
+    return tensor.detach().view(-1).view(torch.uint8).numpy().data
 
 
 def build_trainee(spec: Spec, mesh: Mesh | None = None, recompute: str = "none") -> Trainee:
@@ -61,7 +82,11 @@ def build_trainee(spec: Spec, mesh: Mesh | None = None, recompute: str = "none")
 
 def sharded(spec: Spec, mesh: Mesh) -> Trainee:
     """A rank's part, also where there is only one."""
+    from headway.parallel.model import ShardedModel  # one process needs none of it, and its imports take long
+
     if mesh.axes.pp > 1:
+        from headway.parallel.pipeline import Pipeline  # not at every start: it imports torch's compiler, as long as torch itself
+
         pipeline = Pipeline(spec.model, spec.precision, spec.seed, mesh)
         return _trainee(spec, mesh, pipeline, pipeline, pipeline.parts, pipeline.decoders)
     compute = ShardedModel(spec.model, spec.precision, spec.seed, mesh)

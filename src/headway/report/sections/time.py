@@ -2,37 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from headway.formulas.flops import Convention, flops_formula, flops_per_token
 from headway.monitor.delivery import delivery
 from headway.monitor.ledger import Ledger
+from headway.monitor.meanings import MEANINGS
 from headway.report.facts import RunFacts
 from headway.report.material import Material
 from headway.report.page import Block, Figure, Inline, Notice, Prose, Section, Table, Tone, strong, swatch
 from headway.report.planned_values import step_rate
 from headway.report.plots import category_colour
+from headway.report.sections.goodput import goodput_blocks
 from headway.report.words import duration, exact, percent, plural
-
-MEANINGS = {
-    "queue": "waiting for machines",
-    "provision": "from the owner's first record to the first launch",
-    "init": "process start, data, model",
-    "compile": "compilation",
-    "restore": "loading a checkpoint, verifying what is read",
-    "data_stall": "waiting for input",
-    "productive": "updates that the run kept",
-    "blocking_save": "training stood still for a save",
-    "evaluation": "held-out loss and samples",
-    "validation_replay": "replay to check a repair",
-    "hang": "no progress, until it was declared",
-    "detection_to_stop": "from the trainer's last record until its end was known",
-    "reconfigure": "between two attempts, and orderly ends",
-    "planned_pause": "stopped on purpose",
-    "unknown": "nobody was there to record",
-    "rolled_back": "updates that a later restore went back behind",
-    "skipped": "updates that were left out on purpose",
-}
 
 
 def time(material: Material) -> Section:
@@ -45,7 +24,7 @@ def time(material: Material) -> Section:
         _equality(material.facts, ledger),
         _progress(material, ledger),
         *_input(material),
-        *_utilisation(material),
+        *goodput_blocks(material),
     ]
     blocks += [Notice(flag, Tone.WARN) for flag in ledger.flags[:12]]
     if len(ledger.flags) > 12:
@@ -175,50 +154,3 @@ def _input(material: Material) -> list[Block]:
         ">bytes fetched",
     )
     return [Table(head, tuple(lines), caption)] if found.steps else []
-
-
-def _utilisation(material: Material) -> list[Block]:
-    """MFU under each convention where a dense peak is known; else the reason why not (G2, G3)."""
-    facts = material.facts
-    stored = facts.info.get("deployment")
-    deployment: dict[str, Any] = stored if isinstance(stored, dict) else {}
-    accelerator = deployment.get("accelerator")
-    kind, peak = (
-        (accelerator.get("kind"), accelerator.get("peak_flops")) if isinstance(accelerator, dict) else (accelerator, None)
-    )
-    rate = step_rate(material)
-    if not isinstance(peak, int | float) or not peak:
-        return [
-            Prose(
-                "MFU is not shown: the deployment gives no dense peak for its accelerator "
-                f"({kind or 'not named'}), and another device's peak is never borrowed."
-            )
-        ]
-    if facts.spec is None or rate is None:
-        return []
-    worlds = sorted({int(attempt.segment.layout.get("world", 1)) for attempt in facts.chain})
-    if len(worlds) != 1:
-        return [Prose(f"MFU is not shown: the run trained on {' and on '.join(map(str, worlds))} devices.")]
-    devices = worlds[0]
-    stage = max(facts.spec.stages, key=lambda s: s.sequences * s.sequence_length)
-    rows: list[tuple[Inline, ...]] = []
-    highest = 0.0
-    for convention in Convention:
-        flops = flops_per_token(facts.spec.model, stage.sequence_length, convention)
-        highest = max(highest, flops * rate / (peak * devices))
-        rows.append(
-            (
-                convention.value,
-                flops_formula(facts.spec.model, convention),
-                f"{flops:.4g}",
-                percent(flops * rate / (peak * devices), 2),
-            )
-        )
-    caption = (
-        f"Over the steps alone, at {peak:.4g} FLOP/s dense peak of {plural(devices, 'device')} ({kind}), "
-        f"sequence length {stage.sequence_length:,}."
-    )
-    blocks: list[Block] = [Table(("convention", "FLOPs per token", ">value", ">MFU"), tuple(rows), caption)]
-    if highest > 1:
-        blocks.append(Notice("An MFU above 100 % is not possible: the peak, the device count or the clock is wrong.", Tone.BAD))
-    return blocks

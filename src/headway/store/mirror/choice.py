@@ -27,6 +27,7 @@ from headway.store.admissible import Choice, choose, deleted_names, list_checkpo
 from headway.store.mirror.fetch import clear_downloads, settle
 from headway.store.mirror.mirror import Mirror, MirrorFault
 from headway.store.names import REJECTED, CheckpointName, parse_name
+from headway.store.suspects import all_suspect, suspicion
 
 NOT_THERE, OUT_OF_REACH = "not there", "out of reach"
 DELETED_HERE = "deleted by retention"
@@ -95,6 +96,8 @@ class _Search:
                 return self._choice(name)
             if not refusal.explained:
                 self.rejected.append({"checkpoint": str(name), "reason": str(refusal)})
+        if all_suspect(self.run, self._on_chain(present | recorded | set(names))):
+            return self._choice(None)
         return self._nothing(bool(self._on_chain(recorded)))
 
     def exactly(self, explicit: str) -> ChoiceAnywhere:
@@ -129,8 +132,9 @@ class _Search:
 
     def _refuse(self, name: str, absent_here: str | None) -> _Refusal | None:
         """None when it is here and whole now, fetched if need be. ``absent_here``: why it is known not to be."""
-        if name in self.refused:
-            return _Refusal(self.refused[name], "not asked")
+        parsed = parse_name(name)
+        if reason := self.refused.get(name) or (suspicion(self.run)(parsed) if parsed is not None else ""):
+            return _Refusal(reason, "not asked")
         here = absent_here or reason_against(self.run, self.chain, name)
         there = self._fetch(name, here) if here else ""
         return _Refusal(here, there) if there else None

@@ -1,0 +1,64 @@
+"""What the supervisor makes of silent corruption: an event with its evidence, and what it says about a machine.
+
+    exit {corruption: {kind, rank, host, ...}}  corruption {rank, host, parameter, findings: 1}    once: it happens to any machine
+    exit {...}                                  corruption {..., findings: 2, evidence: true}      twice: evidence against it
+
+A finding without a rank says so, and is no evidence against anybody. When the next attempt has repeated those steps it may tell
+which of two copies was wrong, and since when: that is an event of its own, and counts in place of the first one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from headway.rundir.events import read_events
+from headway.rundir.layout import RunDirectory
+from headway.store.suspects import finding_of
+
+Record = Callable[..., None]
+"""Writes an event: its kind, then its fields."""
+
+ENOUGH = 2
+"""Findings in one run that name a machine: bits flip once on healthy ones too."""
+
+
+def of_exit(run: RunDirectory, segment: int) -> dict[str, Any]:
+    """What an exit event says about it; empty: nothing was found."""
+    found = finding_of(run, segment)
+    if found is None:
+        return {}
+    told = {key: found.get(key) for key in ("rank", "ranks", "host", "hosts", "by", "step", "parameter")}
+    return {"corruption": {"kind": "corruption", **told}}
+
+
+def record_finding(run: RunDirectory, segment: int, record: Record) -> None:
+    """Once the attempt of ``segment`` has ended."""
+    found = finding_of(run, segment)
+    if found is None:
+        return
+    told = {key: found.get(key) for key in ("by", "agreed", "rank", "ranks", "host", "hosts", "parameter", "tensors")}
+    fields = {"segment": segment, "step": found["step"], "reason": str(found.get("words", "")), **told}
+    record("corruption", **_weighed(run, fields))
+
+
+def record_location(run: RunDirectory, row: dict, record: Record) -> None:
+    """A row ``located``: the repetition has shown where it began."""
+    since = f"since step {row['first_step']}" if row.get("first_step") is not None else "in the steps that were repeated"
+    named = row.get("rank") is not None
+    whose = f"rank {row['rank']} ({row['host']}) was wrong" if named else "which rank was wrong is not known"
+    reason = f"the repetition of segment {row['of_segment']} shows: copies of {row['parameter']} were not equal {since}; {whose}"
+    told = {key: row.get(key) for key in ("rank", "host", "parameter", "first_step")}
+    fields = {"segment": row["of_segment"], "step": row["step"], "reason": reason, "by": "located", **told}
+    record("corruption", **_weighed(run, fields))
+
+
+def _weighed(run: RunDirectory, fields: dict[str, Any]) -> dict[str, Any]:
+    """With ``findings``: segments of this run in which the host was named, this one included; ``evidence``: they are enough."""
+    host, named = fields["host"], {fields["segment"]}
+    if host is None:
+        return fields | {"findings": 0, "evidence": False}
+    named |= {e["segment"] for e in read_events(run) if e["kind"] == "corruption" and e.get("host") == host}
+    findings, evidence = len(named), len(named) >= ENOUGH
+    more = f"; finding {findings} on {host} in this run: evidence against that machine" if evidence else ""
+    return fields | {"findings": findings, "evidence": evidence, "reason": fields["reason"] + more}
