@@ -121,7 +121,7 @@ def corrupt(monkeypatch, *flipped):
     """A bit of a weight flips at the end of these runs of a step, counted from 0."""
     honest, runs = check.noted_step, []
 
-    def noted(trainee, batch, rate, wish=lambda: False, veto=None):
+    def noted(trainee, batch, rate, wish=lambda: False):
         runs.append(len(runs))
 
         def flips() -> bool:

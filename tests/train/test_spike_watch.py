@@ -36,8 +36,8 @@ def watch(policy: str, transitions=(), spikes=(), stages: int = 1) -> SpikeWatch
 def step(spikes: SpikeWatch, number: int, loss: float = 2.0, norm: float = 1.0, applied: bool = True):
     """As the loop does it: the veto before the update, the look after it."""
     wobble = math.exp(random.Random(number).gauss(0, 0.005))
-    veto = spikes.veto(number)
-    applied = applied and not (veto is not None and veto(loss * wobble, norm * wobble))
+    veto = spikes.veto
+    applied = applied and not (veto is not None and veto(number, loss * wobble, norm * wobble))
     found = spikes.look(number, StepResult(loss * wobble, 0.0, norm * wobble, False, applied))
     return applied, found, spikes.ends
 

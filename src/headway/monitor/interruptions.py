@@ -6,8 +6,8 @@
 
 Only an attempt that did a step was interrupted, and only its time since the state was restored was at risk: what fails before
 its first step (a full disk, say, three times in a row) prolongs one restart, and no interval between saves would have helped.
-An attempt that saved and ended by itself is none, whoever asked for it (a person, a scheduler, a layout or nodes that go on), nor
-is a spike or a refused configuration; the death of the owner is one, and the loss of its lease.
+An attempt that saved and ended by itself is none, whoever asked for it (a person, a scheduler, a layout or nodes that go on, a
+spike), nor is a refused configuration; the death of the owner is one, and the loss of its lease.
 Times are differences of one boot's clock; where there are none, nothing is claimed.
 """
 
@@ -71,7 +71,7 @@ def _was_asked_for(events: list[dict], index: int | None, rows: list[dict]) -> b
     ends = [row["state"] for row in rows if row["kind"] == "end"]
     if index is None:
         return bool(ends)
-    if {"complete", "spike"} & set(ends) or events[index].get("code") == EXIT_CONFIG:
+    if "complete" in ends or events[index].get("code") == EXIT_CONFIG:
         return True
     after = next((event for event in events[index + 1 :] if event["kind"] not in PASSED_OVER), None)
     if ends and events[index].get("code") == EXIT_OK:

@@ -1,9 +1,9 @@
 """Which checkpoints may go, and which stay.
 
     keep   newest verified (always), everything newer than it, the last ``keep_last`` down from it, every ``permanent_every``-th
-           of the history, the ``keep_best`` with the lowest held-out loss, those that a person keeps by name, the newest from
-           before the last step that was repeated and found sound, those that roll-backs of ``back_steps`` need, the current
-           segment's unfinished saves; and evidence
+           of the history, the ``keep_best`` with the lowest held-out loss, those that a person keeps by name, those that
+           roll-backs of ``back_steps`` need, the newest from before the last step that was repeated and found sound, the
+           current segment's unfinished saves; and evidence
     budget when what remains takes more than ``budget_bytes``: of the last ones too, oldest first, down to the newest verified
     delete see ``deletion``
 
@@ -163,10 +163,10 @@ def _lasting_reasons(stock: list[Holding], policy: Retention, losses: dict[int, 
         reasons[holding.name].append(f"held-out loss {losses[holding.info.step]:.4f}, among the best {policy.keep_best}")
     if generations:
         reasons[generations[-1].name].append(newest)
-    if sound := newest_sound(generations):
-        reasons[sound.name].append(f"the newest from before step {sound_until(generations)}, which was repeated and found sound")
     for holding in for_roll_backs(generations, policy.back_steps):
         reasons[holding.name].append(f"for roll-backs of {policy.back_steps} steps")
+    if sound := newest_sound(generations):
+        reasons[sound.name].append(f"the newest from before step {sound_until(generations)}, which was repeated and found sound")
     return reasons
 
 

@@ -43,8 +43,7 @@ def train(run: TrainRun) -> str:
         batch, waited_ns = run.batches().get(run.step)
         run.log.mark("data_stall")
         run.heart.enter(COMPILE if is_new_shape(run) else STEP, run.step)
-        veto = run.spikes.veto(run.step + 1)
-        result = run.sound.step(batch, run.schedule.rate(run.step), lambda: bool(run.stop.own), veto)
+        result = run.sound.step(batch, run.schedule.rate(run.step), lambda: bool(run.stop.own))
         run.step += 1
         run.heart.stepped(run.step, waited_ns)
         run.stop.agreed(result.wish)
@@ -237,8 +236,8 @@ def save(run: TrainRun) -> None:
         "ordinal": run.ordinal + 1,
         "environment": run.environment,
         "spec_digest": run.spec.digest(),
-        "checked": run.sound.stated(),
         "spikes": run.spikes.state(),
+        "checked": run.sound.stated(),
     }
     try:
         snapshot = run.saver.save(run.step, run.trainee.saved_state(), state)

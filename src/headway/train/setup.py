@@ -93,7 +93,6 @@ class TrainRun:
     spec: Spec
     policy: TrainPolicy
     schedule: Schedule
-    spikes: SpikeWatch
     trainee: Trainee
     tokenizer: Tokenizer
     reader: TokenReader
@@ -102,6 +101,7 @@ class TrainRun:
     saver: Saver
     cadence: Cadence
     sound: Soundness
+    spikes: SpikeWatch
     stop: Stop
     environment: dict[str, Any]
     heart: Heart = field(default_factory=Heart)
@@ -182,8 +182,23 @@ def set_up(
     saves = replace(policy.saves, back_steps=SpikeRules.of(spec).keeps_back_steps)
     saver, cadence = Saver(place, saves, clock), Cadence(directory, deployment, clock, log)
     sound, spikes = Soundness(policy.checks, trainee, crew, log), SpikeWatch(chain[-1], stream, schedule, crew)
-    watched = (spec, policy, schedule, spikes, trainee, tokenizer, reader, feed, log)
-    parts = (*watched, saver, cadence, sound, Stop(stop, crew), environment)
+    trainee.veto = spikes.veto
+    judges = (sound, spikes)
+    parts = (
+        spec,
+        policy,
+        schedule,
+        trainee,
+        tokenizer,
+        reader,
+        feed,
+        log,
+        saver,
+        cadence,
+        *judges,
+        Stop(stop, crew),
+        environment,
+    )
     until = end_of_layout(chain[-1].restored_step, schedule, deployment)
     run = TrainRun(
         directory, chain, clock, *parts, heart=heart, crew=crew, place=place, until=until, phases_ns=phases.ns, unwatch=unwatch

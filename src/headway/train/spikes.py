@@ -23,7 +23,8 @@ from headway.recipe.schedules import Schedule
 from headway.recipe.spike_rules import OnSpike, SpikeRules
 from headway.rundir.segments import ACCEPTED, Segment
 from headway.train.crew import Crew
-from headway.train.step import StepResult, Veto
+from headway.train.step import StepResult
+from headway.train.trainee import Veto
 
 LASTING_STEPS = 3
 """Of gradient norms that stand out."""
@@ -63,9 +64,10 @@ class SpikeWatch:
     def skips_updates(self) -> bool:
         return self._rules.policy is OnSpike.SKIP_UPDATE
 
-    def veto(self, step: int) -> Veto | None:
-        """What leaves the update of ``step`` out; None: nothing does before it is made."""
-        return (lambda loss, grad_norm: self._judge(step, loss, grad_norm)) if self.skips_updates else None
+    @property
+    def veto(self) -> Veto | None:
+        """What leaves updates out; None: nothing does before they are made."""
+        return self._judge if self.skips_updates else None
 
     def look(self, step: int, result: StepResult) -> dict[str, Any] | None:
         """Of the step just done: what is known of it where it is a spike. Learns it where it is sound."""

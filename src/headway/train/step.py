@@ -42,10 +42,6 @@ class StepResult:
     own: float = 0.0  # nats over the targets of this rank alone, 0 where its stage of a pipeline has none
 
 
-Veto = Callable[[float, float], bool]
-"""Loss and gradient norm of a step -> whether its update is left out."""
-
-
 class Sums:
     """Over the micro-batches of one step, on the device until ``read``."""
 
@@ -96,33 +92,25 @@ def train_step(
     rate: float,
     wish: Callable[[], bool] = lambda: False,
     look: Callable[[Sums], None] = lambda sums: None,
-    veto: Veto | None = None,
 ) -> StepResult:
     """Run one update in place; ``rate`` is the learning rate of this step, ``wish`` is asked at its end, ``look`` is called when
-    the gradients are there.
-
-    ``veto``: asked before the update, with its loss and gradient norm; every rank must answer alike. It waits for the device.
-    """
+    the gradients are there."""
     failpoints.hit("step.begin", batch.place.step + 1, trainee.memory_of_state)
     sums = accumulate(trainee, batch)
     failpoints.hit("step.gradients", batch.place.step + 1, trainee.memory_of_gradients)
     look(sums)
-    return update(trainee, batch, sums, rate, wish, veto)
+    return update(trainee, batch, sums, rate, wish)
 
 
-def update(
-    trainee: Trainee,
-    batch: StepBatch,
-    sums: Sums,
-    rate: float,
-    wish: Callable[[], bool] = lambda: False,
-    veto: Veto | None = None,
-) -> StepResult:
-    """Clip, judge and apply the gradients that ``accumulate`` has left, balance the routers."""
+def update(trainee: Trainee, batch: StepBatch, sums: Sums, rate: float, wish: Callable[[], bool] = lambda: False) -> StepResult:
+    """Clip, judge and apply the gradients that ``accumulate`` has left, balance the routers.
+
+    A veto of the trainee is asked before the update, and the step waits for the device once more.
+    """
     spec, step = trainee.spec, batch.place.step + 1
     clip = clip_by_norm(trainee.parameters, spec.optimizer.clip_norm, trainee.parts)
-    told = sums.read(trainee.mesh, wish()) if veto is not None else None
-    if veto is not None and told is not None and veto(told[0][0] / batch.targets, float(clip.norm)):
+    told = sums.read(trainee.mesh, wish()) if trainee.veto is not None else None
+    if trainee.veto is not None and told is not None and trainee.veto(step, told[0][0] / batch.targets, float(clip.norm)):
         bad = torch.ones_like(clip.norm, dtype=torch.bool)  # the guard's history does not learn it
     else:
         bad = trainee.guard.judge(clip.norm)

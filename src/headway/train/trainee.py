@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -20,6 +20,9 @@ from headway.parallel.state import LocalParts, local_values
 from headway.recipe.spec import Spec
 from headway.recipe.trainable import refuse_untrainable
 
+Veto = Callable[[int, float, float], bool]
+"""Step (from 1), its loss and gradient norm -> whether its update is left out. Asked again where a step is repeated."""
+
 
 @dataclass
 class Trainee:
@@ -34,6 +37,7 @@ class Trainee:
     balance_biases: dict[str, torch.Tensor]  # by layer, of routers that balance without a loss
     updates: int = 0
     mesh: Mesh | None = None  # None: one process
+    veto: Veto | None = None  # the same answer on all ranks; None: nothing but the guard leaves an update out
     parts: Parts = WHOLE  # how parameters lie on the ranks
 
     def state(self) -> dict[str, torch.Tensor]:

@@ -28,7 +28,7 @@ from headway.train.soundness.culprit import Difference, culprits, difference, fi
 from headway.train.soundness.finding import REPEAT, REPLICAS, who, who_words
 from headway.train.soundness.repeat import Kept, NotedStep, noted_step
 from headway.train.soundness.trail import Search, leave_trail, locate, trail_file
-from headway.train.step import StepResult, Veto, train_step
+from headway.train.step import StepResult, train_step
 from headway.train.trainee import Trainee
 
 MOST_TENSORS = 8
@@ -133,22 +133,22 @@ class Soundness:
 
     # --- repetition
 
-    def step(self, batch: StepBatch, rate: float, wish: Callable[[], bool], veto: Veto | None = None) -> StepResult:
+    def step(self, batch: StepBatch, rate: float, wish: Callable[[], bool]) -> StepResult:
         """As ``train_step``; where it is due, carried out again and compared. SilentCorruption on all ranks where it differs."""
         step, every = batch.place.step + 1, self._policy.repeat_every
         if not every or step % every:
-            return train_step(self._trainee, batch, rate, wish, veto=veto)
+            return train_step(self._trainee, batch, rate, wish)
         kept = Kept(self._trainee)
         self._trainee.compute.refresh()  # nothing is left gathered of what came before: all runs exchange the same
         self._log.mark("validation_replay")
-        first = noted_step(self._trainee, batch, rate, wish, veto)
+        first = noted_step(self._trainee, batch, rate, wish)
         self._log.mark("productive")
         kept.restore(self._trainee)
-        again = noted_step(self._trainee, batch, rate, veto=veto)
+        again = noted_step(self._trainee, batch, rate)
         differs = self._crew.anybody(differ(first, again))
         if differs:
             kept.restore(self._trainee)
-            raise self._results_differ(step, first, again, noted_step(self._trainee, batch, rate, veto=veto))
+            raise self._results_differ(step, first, again, noted_step(self._trainee, batch, rate))
         self.checked[REPEAT] = step
         self._log.mark("validation_replay")  # its row comes after that of the step
         return first.result

@@ -18,7 +18,7 @@ from torch import Tensor
 from headway.checkpoint.checksum import checksums
 from headway.train.feed import StepBatch
 from headway.train.soundness.exchanges import Exchanges
-from headway.train.step import StepResult, Sums, Veto, train_step
+from headway.train.step import StepResult, Sums, train_step
 from headway.train.trainee import Trainee
 
 Note = tuple[str, tuple[int, ...] | None]
@@ -67,13 +67,11 @@ class NotedStep:
     notes: list[Note]
 
 
-def noted_step(
-    trainee: Trainee, batch: StepBatch, rate: float, wish: Callable[[], bool] = lambda: False, veto: Veto | None = None
-) -> NotedStep:
+def noted_step(trainee: Trainee, batch: StepBatch, rate: float, wish: Callable[[], bool] = lambda: False) -> NotedStep:
     """As ``train_step``, with notes."""
     noted = Noted()
     noted.own("before", trainee.own_state())
     with Exchanges(noted.meeting):
-        result = train_step(trainee, batch, rate, wish, lambda sums: noted.passes(trainee, sums), veto)
+        result = train_step(trainee, batch, rate, wish, lambda sums: noted.passes(trainee, sums))
     noted.own("state", trainee.own_state())
     return NotedStep(result, noted.notes)
