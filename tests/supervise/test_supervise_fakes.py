@@ -374,3 +374,22 @@ def test_options_of_a_deployment():
 def test_lines_that_are_no_row_do_not_end_the_supervisor(run, choices):
     outcome, stage = perform(run, [["step", "nonsense", "step", "end", 0]])
     assert (outcome.state, len(stage.trainers)) == ("complete", 1)
+
+
+def test_limits_of_phases_come_from_the_deployment():
+    from headway.recipe.deployment import Deployment
+
+    stated = Deployment.model_validate({"supervise": {"limits": {"evaluation": "2h", "init": "90s"}}})
+    options = SuperviseOptions.of(stated.resolved())
+    assert options.hard_seconds == {"evaluation": 7200.0, "init": 90.0}
+    with pytest.raises(ValueError, match="breakfast"):
+        Deployment.model_validate({"supervise": {"limits": {"breakfast": "2h"}}})
+
+
+def test_phases_of_limits_are_those_of_heartbeats():
+    from typing import get_args
+
+    from headway.recipe.deployment import Phase
+    from headway.rundir.heartbeats import PHASES
+
+    assert set(get_args(Phase)) == set(PHASES)
