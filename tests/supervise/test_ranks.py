@@ -18,7 +18,9 @@ from headway.rundir.processes import is_alive, session_members
 from headway.rundir.segments import Segment, write_segment
 from headway.supervise.attempt import Attempt
 from headway.supervise.launcher import LocalRanks, ProcessLauncher, log_of
+from headway.supervise.options import SuperviseOptions
 from headway.supervise.patience import Patience
+from headway.supervise.ranks import RankWatch
 
 
 class Fake:
@@ -161,3 +163,12 @@ def test_D12_a_rank_that_waits_for_data_is_heard_although_it_writes_no_rows(run)
     attempt._take_rows()
     assert [(row["rank"], row["shard"]) for row in shown] == [(1, "code-0")]
     assert patience.limit_seconds == 600.0
+
+
+def test_a_rank_that_the_kernel_ended_for_memory_is_said_to_be(run, monkeypatch):
+    write_segment(run, Segment(1, None, 0, None, "start", "test", 1, {"world": 2}))
+    counts = iter([7, 9])
+    monkeypatch.setattr("headway.supervise.ranks.memory_kills", lambda: next(counts))
+    watch = SimpleNamespace(run=run, options=SuperviseOptions(), patience=None, now_ns=lambda: 0)
+    words = RankWatch(watch, 1, 2).memory_words(1)
+    assert words == "the kernel ran out of memory and ended 2 processes on this machine meanwhile"

@@ -466,3 +466,22 @@ def test_R54_a_skip_that_would_carry_a_source_beyond_its_cap_asks(tmp_path, choi
     assert (outcome.state, outcome.attempts) == ("failed", 1)
     assert "would carry source code beyond its cap" in outcome.reason
     assert len(read_segments(run)) == 1
+
+
+def test_limits_of_phases_come_from_the_deployment():
+    from headway.recipe.deployment import Deployment
+
+    stated = Deployment.model_validate({"supervise": {"limits": {"evaluation": "2h", "init": "90s"}}})
+    options = SuperviseOptions.of(stated.resolved())
+    assert options.hard_seconds == {"evaluation": 7200.0, "init": 90.0}
+    with pytest.raises(ValueError, match="breakfast"):
+        Deployment.model_validate({"supervise": {"limits": {"breakfast": "2h"}}})
+
+
+def test_phases_of_limits_are_those_of_heartbeats():
+    from typing import get_args
+
+    from headway.recipe.deployment import Phase
+    from headway.rundir.heartbeats import PHASES
+
+    assert set(get_args(Phase)) == set(PHASES)

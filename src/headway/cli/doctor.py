@@ -26,8 +26,8 @@ def doctor(
     """Check this node: arithmetic, memory, disk, network, clock, limits.
 
     Each check measures, and judges by a rule that it states. Known answers are compared to the bit, on every core and, where
-    PyTorch is installed, on every device and in every number format. At most 20 s. The exit code is 1 when a check failed;
-    a warning alone leaves it 0.
+    PyTorch is installed, on every device and in every number format. About ten seconds on a node that does nothing else. The
+    exit code is 1 when a check failed; a warning alone leaves it 0.
     """
     from headway.cli.output import print_json, say
     from headway.supervise.doctor import check_node

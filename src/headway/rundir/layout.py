@@ -8,8 +8,8 @@ RUN/
   drill.json            faults to inject; only in runs created as drills
   lease/                epoch-000001.json, epoch-000001.beat      who owns the run
   events/               epoch-000001.jsonl                        the supervisor's records, one file per epoch
-  segments/0001/        segment.json, steps.jsonl, trainer.log, error.json; of other ranks trainer-00001.log, stalls-00001.jsonl,
-                        ranks/00000.beat (heartbeats), ranks.jsonl (times of all ranks, by the supervisor)
+  segments/0001/        segment.json, steps.jsonl, trainer.log, error.json; of further ranks trainer-00001.log, stalls-00001.jsonl
+                        ranks/00000.beat: heartbeats; ranks.jsonl: times of all ranks, by the supervisor
   checkpoints/          g0001-s00000040/ ...                      see store/
   requests/             000001.json                               what people ask of the owner: stop, pause, resume
   fleet/                HOST.log                                  what the commands said that start agents on nodes

@@ -1,6 +1,6 @@
 """Whether a node is fit to train: known answers, memory, disk, network, clock, limits. Before it joins, and when asked.
 
-    check_node(directory)               5 to 20 s: headway doctor
+    check_node(directory)               about 10 s: headway doctor
     check_node(directory, quick=True)   at most about 2 s: before a node joins a run
 
 Arithmetic of devices needs torch: the caller hands in what the engine found (``python -m headway.engine doctor``), or it is

@@ -34,6 +34,7 @@ KNOWN_ANSWER = "9c229df3350cfb00"
 """Of ``_chain``: integers alone, so it is the same on every healthy machine."""
 SIDE, ROUNDS = 96, 4
 MIB, GIB = 2**20, 2**30
+SLICE = 32 * MIB
 SLOW_MEMORY, SLOW_DISK, SLOW_FSYNC_SECONDS, SLOW_LOOPBACK = 1.0 * GIB, 50 * MIB, 0.5, 100 * MIB
 """Per second: below it a warning."""
 FREE_FAIL, FREE_WARN = 1 * GIB, 20 * GIB
@@ -94,23 +95,16 @@ def _chain() -> str:
 
 def memory(size: int, seconds: float) -> Check:
     """Patterns and their complements, written and read back; and what the memory controller has counted."""
-    size = max(8 * MIB, min(size, _available() // 4)) // 8 * 8
-    block, began, passed, wrong = np.empty(size // 8, dtype=np.uint64), time.monotonic(), 0, 0
-    index = np.arange(min(len(block), MIB), dtype=np.uint64)
-    for pattern in _PATTERNS:
-        for start in range(0, len(block), len(index)):
-            part = block[start : start + len(index)]
-            np.bitwise_xor(index[: len(part)] + np.uint64(start), np.uint64(pattern), out=part)
-        for start in range(0, len(block), len(index)):
-            part = block[start : start + len(index)]
-            wrong += int(np.count_nonzero((part ^ np.uint64(pattern)) - np.uint64(start) != index[: len(part)]))
-        passed += 1
-        if time.monotonic() - began > seconds:
-            break
-    rate = 2 * passed * size / (time.monotonic() - began)
+    size = max(8 * MIB, min(size, _available() // 4)) // SLICE * SLICE or 8 * MIB
+    began, held, tested, wrong = time.monotonic(), list[np.ndarray](), 0, 0
+    while tested < size and (tested == 0 or time.monotonic() - began < seconds):
+        held.append(np.empty(min(SLICE, size) // 8, dtype=np.uint64))  # kept, so that the next one lies elsewhere
+        wrong += sum(_wrong_words(held[-1], pattern, tested) for pattern in _PATTERNS)
+        tested += held[-1].nbytes
+    rate = 2 * len(_PATTERNS) * tested / (time.monotonic() - began)
     counted = {name: _counted(name) for name in ("ue_count", "ce_count")}
-    numbers = {"bytes": size, "patterns": passed, "wrong_words": wrong, "bytes_per_second": round(rate), **counted}
-    measured = f"{format_bytes(size)} by {passed} patterns, {wrong} wrong words, {format_bytes(rate)}/s"
+    numbers = {"bytes": tested, "patterns": len(_PATTERNS), "wrong_words": wrong, "bytes_per_second": round(rate), **counted}
+    measured = f"{format_bytes(tested)} by {len(_PATTERNS)} patterns, {wrong} wrong words, {format_bytes(rate)}/s"
     rule = f"every word reads back as written; no error that was not corrected; at least {format_bytes(SLOW_MEMORY)}/s"
     if wrong or counted["ue_count"]:
         measured += f", {counted['ue_count']} uncorrected errors counted" if counted["ue_count"] else ""
@@ -123,6 +117,13 @@ def memory(size: int, seconds: float) -> Check:
     slow = rate < SLOW_MEMORY
     way_out = "see what else runs on this node" if slow else ""
     return Check(name="memory", verdict=WARN if slow else PASS, measured=measured, rule=rule, way_out=way_out, numbers=numbers)
+
+
+def _wrong_words(block: np.ndarray, pattern: int, start: int) -> int:
+    """Words that do not read back what was written: ``pattern`` mixed with their own place, so that no two are alike."""
+    index = np.arange(start, start + len(block), dtype=np.uint64)
+    np.bitwise_xor(index, np.uint64(pattern), out=block)
+    return int(np.count_nonzero(block ^ np.uint64(pattern) != index))
 
 
 def disk(directory: Path, size: int) -> Check:

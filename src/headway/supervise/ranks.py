@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import time
 from typing import TYPE_CHECKING, Any
 
 from headway.base.units import format_bytes
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from headway.supervise.attempt import Watch
 
 MOST_STACKS, STACK_LINES, STACK_BYTES = 8, 16, 32768
+LOOK_FACTOR = 20.0
 _THIS_HOST = socket.gethostname()
 
 
@@ -43,11 +45,16 @@ class RankWatch:
         return {reader.beat.rank: reader.beat for reader in self._readers if reader.beat.who}
 
     def look(self) -> None:
-        """As often as ``beat_seconds`` says, whatever calls it."""
+        """As often as ``beat_seconds`` says, whatever calls it; of very many ranks less often: a look may take a twentieth."""
         now = self._watch.now_ns()
         if now < self._next_ns:
             return
-        self._next_ns = now + round(self._watch.options.beat_seconds * 1e9)
+        began = time.monotonic()
+        self._look(now)
+        took = time.monotonic() - began
+        self._next_ns = now + round(max(self._watch.options.beat_seconds, LOOK_FACTOR * took) * 1e9)
+
+    def _look(self, now: int) -> None:
         steps = {reader.beat.rank: reader.poll() for reader in self._readers}
         beats = self.beats
         moves = {rank: beat.state.get("moves", 0) for rank, beat in beats.items()}
