@@ -129,14 +129,10 @@ def test_a_flipped_weight_of_a_single_process_is_found_by_repeating_the_step(ben
 
 
 def test_F5_a_stop_that_is_asked_for_in_a_step_that_is_repeated_comes_after_it(bench, tmp_path):
-    asked = {"point": "step.gradients", "action": "terminate", "step": 8}
-    run = bench.run(
-        tmp_path / "run",
-        faults=[asked],
-        overrides=FLOAT32,
-        every_steps=4,
-        corruption={"compare_every": 0, "repeat_every": 8},
-    )
+    """The wish travels with what the ranks exchange, and is no other result."""
+    asked = {"point": "step.updated", "action": "terminate", "step": 8, "rank": 1}
+    checks = {"compare_every": 0, "repeat_every": 8}
+    run = bench.run(tmp_path / "run", faults=[asked], overrides=FLOAT32, layouts=layout(dp_shard=2), corruption=checks)
     assert bench.go(run).state == "stopped"
     assert [(row["step"], row["by"]) for row in read_steps(run, 1) if row["kind"] == "check"] == [(8, REPEAT)]
     assert rows(run, "end")[-1]["step"] == 8

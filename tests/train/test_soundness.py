@@ -13,6 +13,7 @@ from headway.train.soundness import check
 from headway.train.soundness.check import CheckPolicy, Soundness
 from headway.train.soundness.culprit import Difference, culprits, difference, first_parameter
 from headway.train.soundness.finding import REPEAT, who, who_words
+from headway.train.soundness.repeat import AskedOnce
 from headway.train.soundness.trail import Search, locate
 from headway.train.step import train_step
 from headway.train.trainee import build_trainee
@@ -161,6 +162,13 @@ def test_a_repeated_step_leaves_what_an_ordinary_one_leaves():
     assert trainee.updates == 1
     assert asked == [True], "who wishes to stop is asked once"
     assert checks.stated() == {REPEAT: 1}
+
+
+def test_all_runs_of_a_step_send_what_was_wished_first():
+    """Else a stop that is asked for meanwhile would look like another result."""
+    answers = iter([False, True, True])
+    asked = AskedOnce(lambda: next(answers))
+    assert [asked(), asked(), asked()] == [False] * 3
 
 
 def test_only_steps_of_the_cadence_are_repeated():

@@ -26,7 +26,7 @@ from headway.train.crew import Crew
 from headway.train.feed import StepBatch
 from headway.train.soundness.culprit import Difference, culprits, difference, first_parameter
 from headway.train.soundness.finding import REPEAT, REPLICAS, who, who_words
-from headway.train.soundness.repeat import Kept, NotedStep, noted_step
+from headway.train.soundness.repeat import AskedOnce, Kept, NotedStep, noted_step
 from headway.train.soundness.trail import Search, leave_trail, locate, trail_file
 from headway.train.step import StepResult, train_step
 from headway.train.trainee import Trainee
@@ -138,17 +138,18 @@ class Soundness:
         step, every = batch.place.step + 1, self._policy.repeat_every
         if not every or step % every:
             return train_step(self._trainee, batch, rate, wish)
+        asked = AskedOnce(wish)
         kept = Kept(self._trainee)
         self._trainee.compute.refresh()  # nothing is left gathered of what came before: all runs exchange the same
         self._log.mark("validation_replay")
-        first = noted_step(self._trainee, batch, rate, wish)
+        first = noted_step(self._trainee, batch, rate, asked)
         self._log.mark("productive")
         kept.restore(self._trainee)
-        again = noted_step(self._trainee, batch, rate)
+        again = noted_step(self._trainee, batch, rate, asked)
         differs = self._crew.anybody(differ(first, again))
         if differs:
             kept.restore(self._trainee)
-            raise self._results_differ(step, first, again, noted_step(self._trainee, batch, rate))
+            raise self._results_differ(step, first, again, noted_step(self._trainee, batch, rate, asked))
         self.checked[REPEAT] = step
         self._log.mark("validation_replay")  # its row comes after that of the step
         return first.result

@@ -67,6 +67,18 @@ class NotedStep:
     notes: list[Note]
 
 
+class AskedOnce:
+    """A wish travels with the sums of a step: all its runs send what was wished first, whoever asks to stop meanwhile."""
+
+    def __init__(self, wish: Callable[[], bool]):
+        self._wish, self._answer = wish, list[bool]()
+
+    def __call__(self) -> bool:
+        if not self._answer:
+            self._answer.append(self._wish())
+        return self._answer[0]
+
+
 def noted_step(trainee: Trainee, batch: StepBatch, rate: float, wish: Callable[[], bool] = lambda: False) -> NotedStep:
     """As ``train_step``, with notes."""
     noted = Noted()
