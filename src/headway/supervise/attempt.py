@@ -210,8 +210,8 @@ class Attempt:
 
     @property
     def _rank(self) -> int | None:
-        if self._forced == "hang" and "rank" in self._verdict:
-            return int(self._verdict["rank"])
+        if self._forced == "hang":  # who was killed first says nothing
+            return self._verdict.get("rank")
         return self._process.failed if isinstance(self._process, LocalRanks) else None
 
     def _words(self, code: int | None, number: int | None) -> str:

@@ -260,9 +260,12 @@ class Fleet:
         return LocalRanks(found, lambda: first_error_of(run, segment))
 
     def _ranks_of(self, node: Node, ranks: range) -> list[NodeRank]:
-        deadline = time.monotonic() + _LAUNCH_SECONDS
-        while (found := node.launched()) is None and node.look() and time.monotonic() < deadline:
-            self._beat()
+        deadline, found = time.monotonic() + _LAUNCH_SECONDS, None
+        try:
+            while (found := node.launched()) is None and node.look() and time.monotonic() < deadline:
+                self._beat()
+        except EnvironmentFault as fault:  # no room for a log, say: the others can do without it
+            self.evict(node.host, f"its ranks cannot be started: {fault}")
         nobody = {"pid": 0, "start_ticks": None}
         return [NodeRank(node, rank, (found or {}).get(rank, nobody)) for rank in ranks]
 

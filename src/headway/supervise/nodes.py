@@ -148,7 +148,9 @@ class Node:
             return
         try:
             assert self._process.stdin is not None
-            os.write(self._process.stdin.fileno(), json.dumps(order).encode() + b"\n")
+            line = json.dumps(order).encode() + b"\n"
+            if os.write(self._process.stdin.fileno(), line) < len(line):
+                self._lose("its agent takes no orders (the pipe to it is full)")
         except OSError as error:
             self._lose(f"its agent takes no orders ({error.strerror})")
 

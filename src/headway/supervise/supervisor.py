@@ -376,7 +376,8 @@ class _Supervisor:
             too_much = self._too_much(error["damage"])
             self._damage = None if too_much else error["damage"]
         if self._fleet is not None:
-            self._excused = self._fleet.judge(end.rank if not end.forced else None, end.code, end.reason)
+            began = end.rank if end.forced in ("", "hang") else None
+            self._excused = self._fleet.judge(began, end.code if not end.forced else None, end.reason)
             self._excused |= self._fleet.weigh_corruption(read_events(self._watch.run))
         if end.forced == "lease lost":
             return self._lost()
