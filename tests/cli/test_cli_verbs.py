@@ -81,7 +81,7 @@ def supervised(monkeypatch) -> list[RunDirectory]:
     """Replaces the supervisor by one that shows two records and ends; returns the runs that it was given."""
     runs: list[RunDirectory] = []
 
-    def supervise(run, *, options, on_record, deployment=None, change=None):
+    def supervise(run, *, options, on_record, deployment=None, change=None, spike=None):
         runs.append(run)
         on_record({"kind": "launch", "segment": 1, "pid": 4711})
         on_record({"kind": "finish", "state": "complete", "reason": "all steps are trained"})

@@ -314,12 +314,35 @@ def test_silent_corruption_found_twice_on_a_node_evicts_it(fleet, run):
     assert not found.weigh_corruption([event, event | {"segment": 2}]), "once"
 
 
-def test_a_lost_node_excuses_the_attempt_and_is_no_fault_of_its_own(fleet):
+def test_a_lost_node_excuses_the_attempt_and_one_that_is_lost_again_is_evicted(fleet):
+    """Else a node that dies at every start would keep a run from ever ending."""
     found = fleet()
     found.place(DEPLOYMENT, "main", found.gather(never))
     found._hosts["n1"].node.lost = "its agent ended"
     assert found.judge(2, None, "ended by SIGKILL")
-    assert found._hosts["n1"].faults == []
+    assert not found._hosts["n1"].out
+    assert found.judge(2, None, "ended by SIGKILL")
+    assert found._hosts["n1"].out
+
+
+def test_a_stage_that_comes_later_may_find_more_nodes(fleet):
+    found = fleet(hosts=("n0",))
+    deployment = DEPLOYMENT | {"layouts": {"main": {"dp_shard": 4}, "late": {"tp": 4}}}
+    layout = found.place(deployment, "main", ("n0",))
+    assert (layout["world"], layout["layouts"]["late"]) == (2, {"tp": 4})
+    with pytest.raises(EnvironmentFault, match="one replica of the layout takes 4"):
+        found.place(deployment, "late", ("n0",))
+
+
+def test_a_command_that_cannot_be_run_is_tried_now_and_then_and_told_once(run, monkeypatch, fleet):
+    def fails(host, *_):
+        raise EnvironmentFault(f"cannot start node {host}")
+
+    found = fleet(hosts=("n0", "n1"))
+    monkeypatch.setattr("headway.supervise.fleet.Node", fails)
+    with pytest.raises(EnvironmentFault, match=r"cannot start node n0"):
+        found.gather(never)
+    assert found.told == [("n0", "lost"), ("n1", "lost")]
 
 
 def test_too_few_for_good_says_why_of_each(fleet):

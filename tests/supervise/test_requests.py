@@ -51,8 +51,31 @@ def test_each_request_is_taken_once_and_by_the_owner_it_names(run):
     assert [request.words for request in inbox.take()] == ["headway stop by ben: the disk"]
 
 
+def test_a_stop_that_is_asked_for_twice_is_no_more_urgent(run):
+    from types import SimpleNamespace
+
+    from headway.supervise.attempt import StopSignals, Watch
+
+    watch = SimpleNamespace(stop=StopSignals(), pauses=[])
+    for _ in range(2):
+        Watch._obey(watch, Request(verb="stop", author="anna", reason="", epoch=1))
+    assert watch.stop.count == 1
+
+
+def test_commands_of_a_directory_that_others_wrote_are_not_run(run, monkeypatch):
+    from headway.supervise import commands
+
+    named = {"fleet": {"start": ["ssh", "{host}"]}, "supervise": {"requeue": []}}
+    commands.refuse_foreign(run, named)
+    monkeypatch.setattr(commands, "_owner", lambda path: 12_345)
+    with pytest.raises(EnvironmentFault, match=r"another account, and names commands: fleet\.start"):
+        commands.refuse_foreign(run, named)
+    commands.refuse_foreign(run, {"supervise": {}})
+
+
 def test_what_is_no_request_is_passed_over(run):
     run.requests.mkdir()
+    (run.requests / "20261130.json").write_text("{}")
     (run.requests / "000001.json").write_text("{")
     (run.requests / "000002.json").write_text('{"verb": 3}')
     (run.requests / "copy of 000002.json").write_text("{}")
@@ -122,7 +145,7 @@ def test_a_batch_system_is_asked_again_only_after_a_signal(run, tmp_path, monkey
     assert (outcome.state, outcome.reason.split(",")[0]) == ("stopped", "asked to stop by SIGUSR1")
     assert (tmp_path / "queued").read_text() == "77\n"
     assert read_events(run)[-1]["state"] == "requeued"
-    assert seen[-1] == {"kind": "requeue", "command": list(command[:2]) + [f"echo 77 > {tmp_path}/queued"], "came": "done"}
+    assert seen[-2]["text"] == f"sh -c echo 77 > {tmp_path}/queued: the run is queued again"
 
 
 def test_nobody_is_asked_where_nobody_runs_it(run, capsys):

@@ -116,7 +116,7 @@ class RecordTail:
             with open(self.path, "rb") as file:
                 file.seek(self._offset)
                 data = file.read()
-        except FileNotFoundError:
+        except OSError:  # it is not there yet, or a shared file system does not answer for a moment: the next poll sees it
             return
         end = data.rfind(b"\n") + 1
         self._offset += end

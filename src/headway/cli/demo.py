@@ -219,7 +219,8 @@ class _Demo:
         tokens, trained = format_count(summary.total_tokens), format_seconds(summary.ledger.total_ns / 1e9)
         say(f"trained    {summary.total_steps} steps, {tokens} tokens, in {trained}")
         say(f"loss       {first:.3f} at step 1, {summary.loss:.3f} at the end; held out: {held_out}")
-        say(f"killed     in step {proof['killed_in_step']}; went on from step {proof['restored_step']}")
+        blows = f"{summary.restarts} times" if self.chaos else f"in step {proof['killed_in_step']}"
+        say(f"killed     {blows}; " + ("it went on" if self.chaos else f"went on from step {proof['restored_step']}"))
         say(f"proven     {proof['equal']} steps done twice, equal to the bit")
         for path in paths:
             say(f"report     {path}")

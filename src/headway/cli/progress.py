@@ -259,9 +259,6 @@ class Progress:
     def _on_resume(self, record: Record) -> list[str]:
         return [f"- {record['reason']}"] if record["reason"] else []
 
-    def _on_requeue(self, record: Record) -> list[str]:
-        return [f"- {' '.join(record['command'])}: {record['came']}"]
-
     def _on_finish(self, record: Record) -> list[str]:
         reason = f": {record['reason']}" if record.get("reason") else ""
         at = f" at step {self.last_step}/{self.schedule.total_steps}" if self.last_step else ""

@@ -114,7 +114,7 @@ def resume(
     require_engine()
     directory = RunDirectory.open(run)
     if (epoch := paused_owner(directory)) is not None:
-        return wake(directory, epoch, {"--deployment": deployment, "--mixture": mixture})
+        return wake(directory, epoch, {"--deployment": deployment, "--mixture": mixture, "--reason": reason, "--spike": spike})
     change = mixture_change(directory, mixture, reason)
     other = other_deployment(directory, deployment) if deployment else None
     return follow(directory, json=json, deployment=other, change=change, spike=spike_answer(directory, spike))

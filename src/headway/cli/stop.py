@@ -24,8 +24,7 @@ def stop(run: RunArgument, /, *, reason: Reason = "", detach: Detach = False) ->
     ask_owner(directory, view.epoch, "stop", reason)
     say(f"asked its owner ({owner_words(view)}) to stop")
     if not detach:
-        wait_until(directory, lambda events: events[-1]["kind"] == "finish" or not is_owned(directory))
-        say(f"stopped; go on with: headway resume {run}")
+        tell_end(directory, ("finish",))
     return EXIT_OK
 
 
@@ -40,8 +39,7 @@ def pause(run: RunArgument, /, *, reason: Reason = "", detach: Detach = False) -
     ask_owner(directory, view.epoch, "pause", reason)
     say(f"asked its owner ({owner_words(view)}) to pause")
     if not detach:
-        wait_until(directory, lambda events: events[-1]["kind"] in ("pause", "finish") or not is_owned(directory))
-        say(f"paused; go on with: headway resume {run}")
+        tell_end(directory, ("pause", "finish"))
     return EXIT_OK
 
 
@@ -81,14 +79,31 @@ def is_owned(directory: Any) -> bool:
     return observe(directory, glance_seconds(directory), SystemClock()).state == "held"
 
 
-def wait_until(directory: Any, done: Any) -> None:
-    """A Ctrl-C ends the waiting alone."""
+def tell_end(directory: Any, kinds: tuple[str, ...]) -> None:
+    """Wait for what the owner answers, and say what it was: a run may as well have completed or failed meanwhile.
+
+    A Ctrl-C ends the waiting alone.
+    """
     import time
 
+    from headway.cli.output import say
     from headway.rundir.events import read_events
 
-    while not done(read_events(directory)):
+    while True:
+        events = read_events(directory)
+        if events and events[-1]["kind"] in kinds:
+            break
+        if not is_owned(directory):
+            raise EnvironmentFault(
+                f"the owner of {directory.root} is gone without a word",
+                "it answers a request by what it records",
+                f"look with: headway status {directory.root}",
+            )
         time.sleep(0.3)
+    last = events[-1]
+    state = "paused" if last["kind"] == "pause" else last["state"]
+    more = f"; go on with: headway resume {directory.root}" if state in ("paused", "stopped", "failed") else ""
+    say(f"{state}: {last['reason']}{more}")
 
 
 def paused_owner(directory: Any) -> int | None:

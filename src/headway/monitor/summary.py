@@ -26,7 +26,7 @@ ALARM_STEPS = 64
 
 @dataclass(frozen=True, kw_only=True)
 class RunSummary:
-    """``state``: created, running, paused, complete, stopped, failed, crashed (its owner died), orphan (its trainer runs on)."""
+    """``state``: created, running, paused, complete, stopped, requeued, failed, crashed (owner died), orphan (trainer lives)."""
 
     name: str
     state: str

@@ -18,6 +18,7 @@ from headway.base.plain import from_plain
 from headway.rundir.layout import RunDirectory
 
 Verb = Literal["stop", "pause", "resume"]
+_DIGITS = 6
 LOOK_SECONDS = 0.5
 """Between two looks: run directories lie on file systems that many share."""
 
@@ -40,7 +41,7 @@ def ask(run: RunDirectory, request: Request, clock: Clock) -> None:
     """Durably, under a number of its own."""
     make_directory(run.requests, "directory of requests")
     content = canonical_json({**request.__dict__, "stamp": clock.stamp().to_json()})
-    number = _newest(run) + 1
+    number = max(_numbers(run), default=0) + 1
     while not create_exclusive(run.requests / f"{number:06d}.json", content):
         number += 1
 
@@ -57,19 +58,24 @@ class Inbox:
         now = self._clock.stamp().boot_ns
         if now - self._looked_ns < LOOK_SECONDS * 1e9:
             return []
-        self._looked_ns, newest = now, _newest(self._run)
-        found = [self._read(number) for number in range(self._taken + 1, newest + 1)]
-        self._taken = newest
+        self._looked_ns = now
+        try:
+            new = [number for number in _numbers(self._run) if number > self._taken]
+        except OSError:  # of a shared file system, for a moment: it is looked again
+            return []
+        found = [self._read(number) for number in new]
+        self._taken = max([self._taken, *new])
         return [request for request in found if request is not None and request.epoch == self._epoch]
 
     def _read(self, number: int) -> Request | None:
         try:
             value = read_json(self._run.requests / f"{number:06d}.json", "request")
             return from_plain(Request, {key: value[key] for key in Request.__dataclass_fields__})
-        except (HeadwayError, KeyError, TypeError):
+        except (HeadwayError, OSError, KeyError, TypeError):
             return None
 
 
-def _newest(run: RunDirectory) -> int:
+def _numbers(run: RunDirectory) -> list[int]:
+    """Those that are there, in order; names of other kinds are none."""
     names = (path.stem for path in run.requests.glob("*.json")) if run.requests.is_dir() else ()
-    return max((int(name) for name in names if name.isdecimal()), default=0)
+    return sorted(int(name) for name in names if name.isdecimal() and len(name) <= _DIGITS)

@@ -100,7 +100,11 @@ class Agent:
 
     def _check(self, directory: Path) -> None:
         """Beside everything else: a node that is slow to answer is not a dead one."""
-        report = check_node(directory, quick=True)
+        try:
+            report = check_node(directory, quick=True)
+        except Exception as error:  # a check that cannot be made is not passed
+            self._checked = {"may_join": False, "reasons": f"the check broke off: {error}", "report": {}}
+            return
         self._checked = {"may_join": report.may_join, "reasons": report.reasons(), "report": report.to_json()}
 
     def _launch(self, order: dict[str, Any]) -> None:
@@ -148,8 +152,13 @@ class Agent:
             time.sleep(_LOOK_SECONDS)
 
 
+def _leave_to_the_owner(number: int, frame: object) -> None:
+    """Of a Ctrl-C, or a batch system that signals all processes. A handler, and no ignoring: ranks would inherit that."""
+
+
 def main() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C at the terminal is the owner's to answer
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
+        signal.signal(number, _leave_to_the_owner)
     outlet = os.dup(sys.stdout.fileno())
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what anything prints is no message
     Agent(sys.stdin.fileno(), outlet).run()

@@ -67,7 +67,7 @@ class StopSignals:
         now, before = time.monotonic(), self._last
         self._last = now
         if now - before > self.MOMENT_SECONDS:
-            self.by_signal = True
+            self.by_signal = self.by_signal or number in (signal.SIGTERM, signal.SIGUSR1)
             self.ask(signal.Signals(number).name)
 
 
@@ -100,7 +100,7 @@ class Watch:
         self.clock.sleep(self.options.poll_seconds)
 
     def _obey(self, request: Request) -> None:
-        if request.verb == "stop":
+        if request.verb == "stop" and not self.stop.count:  # asked twice is no more urgent: a second signal is
             self.stop.ask(request.words)
         elif request.verb == "pause" and not self.pauses:
             self.pauses.append(request)
@@ -130,7 +130,7 @@ class Attempt:
         self._watch, self._segment, self._process, self._more_nodes = watch, segment, process, more_nodes
         self._saved = False
         self._tails = [RecordTail(watch.run.steps_file(segment))]
-        world = world_of(watch.run, segment)
+        world = self._world = world_of(watch.run, segment)
         self._tails += [RecordTail(watch.run.stalls_file(segment, rank)) for rank in range(1, world)]
         self._ranks, self._verdict = RankWatch(watch, segment, world), dict[str, Any]()
         self._end_state: str | None = None
@@ -210,8 +210,8 @@ class Attempt:
 
     @property
     def _rank(self) -> int | None:
-        if self._forced == "hang":  # who was killed first says nothing
-            return self._verdict.get("rank")
+        if self._forced == "hang":  # who was killed first says nothing, nor does a verdict that fits all
+            return self._verdict.get("rank") if self._verdict.get("behind", 0) < self._world else None
         return self._process.failed if isinstance(self._process, LocalRanks) else None
 
     def _words(self, code: int | None, number: int | None) -> str:
@@ -231,5 +231,6 @@ class Attempt:
             words += " (it did not end within the grace time: the last committed checkpoint stands)"
         detail = cause(self._watch.run, self._segment, self._rank or 0) if code else ""
         if number == signal.SIGKILL and not self._forced:
-            detail = self._ranks.memory_words(self._rank or 0)
+            lost = self._process.lost(self._rank) if isinstance(self._process, LocalRanks) else ""
+            detail = lost or self._ranks.memory_words(self._rank or 0)
         return f"{words}: {detail}" if detail else words

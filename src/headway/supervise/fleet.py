@@ -195,13 +195,16 @@ class Fleet:
         if host.out or self._is_alive(host):
             return
         now = time.monotonic()
-        if host.node is not None and host.tried and now - host.tried < self.options.rejoin_seconds:
+        if host.tried and now - host.tried < self.options.rejoin_seconds:
             return
         host.tried = now if host.node is not None else 0.0
         try:
             host.node = Node(host.name, self.options.node, self._run.root)
         except EnvironmentFault as fault:
-            self._tell("node", host=host.name, state="lost", reason=str(fault))
+            host.tried = now
+            if host.absent != str(fault):
+                host.absent = str(fault)
+                self._tell("node", host=host.name, state="lost", reason=host.absent)
 
     def _why(self) -> str:
         """Of every host that cannot be used."""
@@ -210,7 +213,7 @@ class Fleet:
             if host.out:
                 words.append(f"{host.name} is evicted: {host.out}")
             elif host.node is None or not host.node.look():
-                words.append(f"{host.name}: {host.node.lost if host.node else 'not started'}")
+                words.append(f"{host.name}: {host.node.lost if host.node else host.absent or 'not started'}")
         return "; ".join(words) or "they have not answered"
 
     # --- a segment's ranks --------------------------------------------------------------------------------------------------
@@ -220,8 +223,8 @@ class Fleet:
         had to be shrunk."""
         processes, self._offered = len(hosts) * self.options.per_node, len(hosts)
         layouts = deployment.get("layouts", {}) or {"default": {"dp_shard": self.options.wanted * self.options.per_node}}
-        fitted = {name: shrunk(axes, processes) for name, axes in layouts.items()}
-        axes = layout_of({"layouts": fitted}, stage)
+        fitted = {name: _shrunk_if_it_fits(axes, processes) for name, axes in layouts.items()}
+        axes = shrunk(layout_of({"layouts": fitted}, stage), processes)
         world = world_of_axes(axes)
         needed = -(-world // self.options.per_node)
         placed: dict[str, Any] = {
@@ -267,7 +270,7 @@ class Fleet:
         except EnvironmentFault as fault:  # no room for a log, say: the others can do without it
             self.evict(node.host, f"its ranks cannot be started: {fault}")
         nobody = {"pid": 0, "start_ticks": None}
-        return [NodeRank(node, rank, (found or {}).get(rank, nobody)) for rank in ranks]
+        return [NodeRank(node, rank, (found or {}).get(rank, nobody), leads=rank == ranks[0]) for rank in ranks]
 
     # --- faults -------------------------------------------------------------------------------------------------------------
 
@@ -278,20 +281,19 @@ class Fleet:
         return self._placed[min(rank // self.options.per_node, len(self._placed) - 1)]
 
     def judge(self, rank: int | None, code: int | None, reason: str) -> bool:
-        """A fault that began on ``rank`` counts against its node, and may evict it. Whether the node was to blame, and not the
-        run: it is lost, or evicted now. An error that the trainer itself tells of (``code``) blames no node."""
+        """A fault that began on ``rank``, the loss of its node included, counts against the node, and may evict it. An error that
+        the trainer tells of (``code``) does not. Whether the node was to blame, and not the run: it is lost, or evicted now."""
         name = self.host_of(rank)
         if name is None:
             return False
         host = self._hosts[name]
-        if not self._answers(host):
-            return True
-        if code is not None:
+        is_lost = not self._answers(host)
+        if code is not None and not is_lost:
             return False
         host.faults.append(reason)
-        if len(host.faults) >= self.options.evict_after:
+        if len(host.faults) >= self.options.evict_after and not host.out:
             self.evict(name, f"{len(host.faults)} faults began there, the last: {reason}")
-        return bool(host.out)
+        return is_lost or bool(host.out)
 
     def weigh_corruption(self, events: list[dict[str, Any]]) -> bool:
         """Findings of silent corruption that name a rank count against its node, and two evict it. Whether one was evicted."""
@@ -340,6 +342,14 @@ def world_of_axes(axes: dict[str, Any]) -> int:
     for name in ("pp", "dp_replicate", "dp_shard", "cp", "tp"):
         world *= int(axes.get(name) or 1)
     return world
+
+
+def _shrunk_if_it_fits(axes: dict[str, Any], processes: int) -> dict[str, Any]:
+    """A stage that comes later may find more nodes."""
+    try:
+        return shrunk(axes, processes)
+    except EnvironmentFault:
+        return axes
 
 
 def shrunk(axes: dict[str, Any], processes: int) -> dict[str, Any]:

@@ -204,10 +204,10 @@ class Node:
 
 
 class NodeRank:
-    """A rank on a node, as ``TrainerProcess``: the agent does what is asked."""
+    """A rank on a node, as ``TrainerProcess``. An agent does what is asked to all its ranks at once: one of them ``leads``."""
 
-    def __init__(self, node: Node, rank: int, process: dict[str, Any]):
-        self.node, self._rank = node, rank
+    def __init__(self, node: Node, rank: int, process: dict[str, Any], leads: bool = True):
+        self.node, self._rank, self._leads = node, rank, leads
         self.pid: int = process["pid"]
         self.start_ticks: int | None = process["start_ticks"]
 
@@ -215,10 +215,14 @@ class NodeRank:
         return self.node.status(self._rank)
 
     def terminate(self) -> None:
-        self.node.order(do="terminate")
+        self._order("terminate")
 
     def kill(self) -> None:
-        self.node.order(do="kill")
+        self._order("kill")
 
     def close(self) -> None:
-        self.node.order(do="close")
+        self._order("close")
+
+    def _order(self, do: str) -> None:
+        if self._leads:
+            self.node.order(do=do)

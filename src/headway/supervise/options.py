@@ -23,7 +23,7 @@ class SuperviseOptions:
     writers_seconds: float = (
         60.0  # how long writers may take to finish what a dead trainer had sealed; at least twice the longest
     )
-    hang_grace_seconds: float = 5.0  # the same for a trainer that hangs: it rarely answers
+    hang_grace_seconds: float = 5.0  # grace for a trainer that hangs: it rarely answers
     orphan_seconds: float = 30.0  # how long the trainer of a dead owner may take to end by itself; at least as above
     backoff_seconds: float = 1.0  # pause before a restart, times the number of fruitless attempts
     poll_seconds: float = 0.1

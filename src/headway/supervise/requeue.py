@@ -10,12 +10,13 @@ from collections.abc import Callable, Sequence
 _SECONDS = 60.0
 
 
-def requeue(command: Sequence[str], show: Callable[[dict], None]) -> None:
-    """Run it, and show what came of it: the run itself has ended well, whatever the answer."""
+def requeue(command: Sequence[str], record: Callable[..., None]) -> bool:
+    """Run it, and record what came of it; whether the run will come back."""
     words = [re.sub(r"\{([A-Za-z_]\w*)\}", lambda name: os.environ.get(name[1], name[0]), part) for part in command]
     try:
         done = subprocess.run(words, capture_output=True, text=True, timeout=_SECONDS, stdin=subprocess.DEVNULL)
-        came = "done" if done.returncode == 0 else f"exit code {done.returncode}: {done.stderr.strip()[-500:]}"
+        failed = "" if done.returncode == 0 else f"exit code {done.returncode}: {done.stderr.strip()[-500:]}"
     except (OSError, subprocess.TimeoutExpired) as error:
-        came = str(error)
-    show({"kind": "requeue", "command": words, "came": came})
+        failed = str(error)
+    record("note", text=f"{' '.join(words)}: {failed or 'the run is queued again'}")
+    return not failed

@@ -44,6 +44,7 @@ from headway.store.mirror.mirror import Mirror
 from headway.store.writer.client import end_writers
 from headway.supervise.attempt import PAUSE, REGROUP, Attempt, AttemptEnd, StopSignals, Watch
 from headway.supervise.causes import error_of, error_words, log_tail
+from headway.supervise.commands import refuse_foreign
 from headway.supervise.corruption import record_finding
 from headway.supervise.fleet import Fleet, FleetOptions, described
 from headway.supervise.launcher import Launcher, ProcessLauncher, engine_command
@@ -55,9 +56,9 @@ from headway.supervise.takeover import take_over
 from headway.supervise.writers import await_writers
 
 RELAID = "relaid"
+"""The end of a trainer whose last step is committed, and whose next stage another layout trains."""
 MOST_LEFT_OUT = 0.1
 """Of a source, that a run goes on without where it is damaged; more is a matter for a person."""
-"""The end of a trainer whose last step is committed, and whose next stage another layout trains."""
 
 
 def supervise(
@@ -84,6 +85,8 @@ def supervise(
     guard(run.root)
     if _is_complete(run):  # nothing is written: asking about a finished run leaves its books alone
         return Outcome(state="complete", reason="nothing is left to train", attempts=0, exit_code=EXIT_OK)
+    if deployment is None:
+        refuse_foreign(run, deployment_of(run))
     lease = Lease.acquire(
         run, this_process(options.author), options.ttl_seconds, clock, lambda view: show(_waiting(view, options))
     )
@@ -108,13 +111,9 @@ def supervise(
                 show=show,
                 inbox=Inbox(run, lease.epoch, clock),
             )
-            outcome = _Supervisor(watch, launcher or ProcessLauncher(), deployment, change, Spikes(watch, spike)).run()
-            asked_by_signal = stop.by_signal
+            return _Supervisor(watch, launcher or ProcessLauncher(), deployment, change, Spikes(watch, spike)).run()
     finally:
         lease.release()
-    if outcome.state == "stopped" and asked_by_signal and options.requeue:
-        requeue(options.requeue, show)
-    return outcome
 
 
 def _is_complete(run: RunDirectory) -> bool:
@@ -180,6 +179,7 @@ class _Supervisor:
                 command = self._launcher.command if isinstance(self._launcher, ProcessLauncher) else engine_command
                 before = read_events(watch.run)
                 self._launcher = self._fleet = Fleet(watch.run, options, watch.record, watch.pause, before, command)
+                self._fleet.weigh_corruption(before)
             while True:
                 outcome = self._attempt()
                 if outcome is not None:
@@ -375,9 +375,10 @@ class _Supervisor:
         if isinstance(error.get("damage"), dict) and self._quarantines_damage():
             too_much = self._too_much(error["damage"])
             self._damage = None if too_much else error["damage"]
+        self._excused = end.forced in (PAUSE, REGROUP)
         if self._fleet is not None:
-            began = end.rank if end.forced in ("", "hang") else None
-            self._excused = self._fleet.judge(began, end.code if not end.forced else None, end.reason)
+            began = end.rank if end.forced in ("", "hang") else None  # else somebody asked for it
+            self._excused |= self._fleet.judge(began, end.code if not end.forced else None, end.reason)
             self._excused |= self._fleet.weigh_corruption(read_events(self._watch.run))
         if end.forced == "lease lost":
             return self._lost()
@@ -433,8 +434,8 @@ class _Supervisor:
     def _finish(self, state: str, reason: str, exit_code: int, cause: dict[str, Any] | None = None) -> Outcome:
         end_writers(self._watch.run, _most_ranks(self._watch.run))
         fields = {"cause": cause} if cause else {}
-        comes_back = state == "stopped" and self._watch.stop.by_signal and bool(self._watch.options.requeue)
-        told = REQUEUED if comes_back else state
+        command = self._watch.options.requeue if state == "stopped" and self._watch.stop.by_signal else ()
+        told = REQUEUED if command and requeue(command, self._watch.record) else state
         self._watch.record("finish", state=told, reason=reason, exit_code=exit_code, **fields)
         self._watch.events.close()
         return Outcome(state=state, reason=reason, attempts=self._attempts, exit_code=exit_code)

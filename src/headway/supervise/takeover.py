@@ -24,7 +24,7 @@ def take_over(watch: Watch) -> None:
         return
     if _is_of_this_boot(launch, watch.clock.stamp().boot_id):
         reason = _end_here(watch, launch)
-    elif launch.get("host") == socket.gethostname():
+    elif launch.get("host") == socket.gethostname() and not _is_elsewhere(launch):
         reason = "this host was booted again since"
     else:
         reason = _wait_for_silence(watch, launch["segment"])
@@ -44,6 +44,10 @@ def _unrecorded_launch(watch: Watch) -> dict | None:
 def _is_of_this_boot(launch: dict, boot_id: str) -> bool:
     """All of it: ranks on other nodes cannot be looked at from here."""
     return launch["stamp"]["boot_id"] == boot_id and all(rank.get("boot_id", boot_id) == boot_id for rank in _ranks(launch))
+
+
+def _is_elsewhere(launch: dict) -> bool:
+    return any(rank.get("host", socket.gethostname()) != socket.gethostname() for rank in _ranks(launch))
 
 
 def _is_running(launch: dict) -> bool:

@@ -86,7 +86,14 @@ class Verdict:
         found: dict[str, Any] = {"verdict": self.words(), "ranks": told}
         if self.behind:
             first = self.behind[0]
-            found |= {"rank": first.rank, "host": first.host, "where": first.where, "phase": first.phase, "step": first.step}
+            found |= {
+                "behind": len(self.behind),
+                "rank": first.rank,
+                "host": first.host,
+                "where": first.where,
+                "phase": first.phase,
+                "step": first.step,
+            }
         return found
 
 

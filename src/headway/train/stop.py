@@ -29,6 +29,7 @@ class StopRequest:
         """Ask for a stop on SIGTERM and SIGINT."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda n, _frame: self.ask(f"signal {signal.Signals(n).name}"))
+        signal.signal(signal.SIGUSR1, lambda n, _frame: None)  # a batch system's warning is the supervisor's to answer
         return self
 
     def on_owner_gone(self) -> StopRequest:

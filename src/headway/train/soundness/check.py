@@ -65,7 +65,7 @@ class Soundness:
     def begin(self, run: RunDirectory, segment: Segment, step: int, checked: dict[str, int]) -> None:
         """Once the state of ``step`` is restored; ``checked``: as its checkpoint says."""
         self._run, self._segment = run, segment
-        self.checked |= {kind: checked[kind] for kind in self.checked if kind in checked}
+        self.checked[REPEAT] = checked.get(REPEAT, step)  # where no step was repeated yet, nothing speaks against this state
         self.checked[REPLICAS] = self._compared = step  # it was read once, and sent to all that hold it
         if self._policy.compare_every and self._crew.together:
             self._copies = self._crew.anybody(has_copies(self._trainee.state()))
