@@ -1,7 +1,7 @@
 """Commands that a run's records name are run for nobody but who wrote them (law 11).
 
-A person gives ``fleet.start``, ``fleet.python`` and ``supervise.requeue`` at ``headway run``, and they stand in the run directory for
-whoever takes the run over. A directory that another account wrote is data from elsewhere: nothing in it is executed.
+A person gives ``fleet.start``, ``fleet.python`` and ``supervise.requeue`` at ``headway run``, and they stand in the run directory
+for whoever takes the run over. A directory that another account wrote is data from elsewhere: nothing in it is executed.
 """
 
 from __future__ import annotations
