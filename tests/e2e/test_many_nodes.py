@@ -124,6 +124,7 @@ def test_two_nodes_train_what_two_ranks_of_one_machine_do(bench, undisturbed, tm
     assert_nobody_is_left(run)
 
 
+@pytest.mark.slow
 def test_F7_a_node_that_dies_and_can_be_reached_again_is_taken_at_once(bench, undisturbed, tmp_path):
     run = bench.run(tmp_path / "run", overrides=FLOAT32, layouts=TWO, fleet=fleet("n0", "n1"))
     outcome = bench.go(run, on_record=Chaos(step9=lambda chaos: chaos.kill_agent("n1")))
@@ -178,6 +179,7 @@ def test_a_node_where_faults_begin_again_and_again_is_evicted(bench, undisturbed
     assert trace(run) == trace(undisturbed)
 
 
+@pytest.mark.slow
 def test_two_nodes_lost_within_a_moment(bench, undisturbed, tmp_path):
     run = bench.run(tmp_path / "run", overrides=FLOAT32, layouts=TWO, fleet=fleet("n0", "n1", "s0"))
 
@@ -224,6 +226,7 @@ def test_F6_a_supervisor_that_is_killed_leaves_no_node_behind(bench, undisturbed
     assert_nobody_is_left(run)
 
 
+@pytest.mark.slow
 def test_a_node_lost_during_a_save_and_again_while_its_successor_restores(bench, undisturbed, tmp_path):
     """What was committed stands, and two losses within a moment cost no more than one."""
     run = bench.run(tmp_path / "run", overrides=FLOAT32, layouts=TWO, fleet=fleet("n0", "n1", "s0"))
@@ -246,6 +249,7 @@ def test_a_node_lost_during_a_save_and_again_while_its_successor_restores(bench,
     assert_nobody_is_left(run)
 
 
+@pytest.mark.slow
 def test_the_store_may_die_at_any_moment(bench, undisturbed, tmp_path):
     """Training needs it no more once ranks have met; the next meeting has a new one."""
     run = bench.run(tmp_path / "run", overrides=FLOAT32, layouts=TWO, fleet=fleet("n0", "n1"))

@@ -101,6 +101,7 @@ def test_P7_a_flipped_weight_on_one_of_two_copies_is_found_and_the_repetition_na
     assert trace(run) == trace(undisturbed(copies))
 
 
+@pytest.mark.slow
 def test_P7_of_three_copies_the_odd_one_is_named_at_once(bench, undisturbed, tmp_path):
     """A flipped gradient, after the sum: moments and weights of one copy go another way."""
     copies = layout(dp_replicate=3)
@@ -146,6 +147,7 @@ WITHOUT_COPIES = {
 """Layout, and where a bit is flipped on which rank."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", WITHOUT_COPIES)
 def test_without_copies_the_repetition_names_rank_and_parameter(bench, undisturbed, tmp_path, case):
     """Others are reached by what that rank sends them, and are not accused."""
