@@ -119,7 +119,7 @@ def gradients_of_gains_not_summed() -> Iterator[None]:
     from headway.model import weight
 
     def read(parameter, dtype):
-        part = parameter.to_local() if isinstance(parameter, weight.DTensor) else parameter
+        part = parameter.to_local() if weight.is_distributed(parameter) else parameter
         return part if dtype is None else part.to(dtype)
 
     with mock.patch.object(weight, "read", read):
