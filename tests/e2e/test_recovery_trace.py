@@ -15,8 +15,8 @@ from headway.monitor.ledger import build_ledger
 from headway.rundir.events import read_events
 from headway.rundir.metrics import read_all_steps
 from headway.rundir.segments import current_chain, read_segments
-from headway.train.loop import train_step
 from headway.train.setup import set_up
+from headway.train.step import train_step
 from headway.train.stop import StopRequest
 
 pytestmark = pytest.mark.e2e
