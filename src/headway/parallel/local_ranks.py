@@ -31,6 +31,7 @@ from headway.base.owner import end_with_starter
 from headway.parallel.group import use_loopback
 
 TIMEOUT_SECONDS = 120.0
+_MOMENT_SECONDS = 0.5
 """Of a collective: a rank that has failed leaves the others waiting no longer than this, and mostly ends them at once."""
 
 _PROCESSES = multiprocessing.get_context("forkserver")
@@ -83,6 +84,7 @@ def _answers(calls: list[_Call]) -> list[Any]:
                 rank = pipes[pipe]  # type: ignore[index]
                 answer = answers[rank] = _received(pipe, processes[rank])  # type: ignore[arg-type]
                 if isinstance(answer, _Failed):
+                    rank, answer = _cause(rank, answer, processes)
                     who = f"rank {rank} of {len(calls)}: " if calls[rank].member else ""
                     raise RunError(f"{who}{answer.words}", "", answer.trace)
         return [answers[rank] for rank in range(len(calls))]
@@ -92,6 +94,15 @@ def _answers(calls: list[_Call]) -> list[Any]:
         for process in processes:  # after a failure the others may wait for that rank, in a collective that cannot be left
             process.kill()
             process.join()
+
+
+def _cause(rank: int, answer: _Failed, processes: list[Any]) -> tuple[int, _Failed]:
+    """A rank that was killed leaves no word, and the others lose their connection to it: they may be faster to say so."""
+    wait([process.sentinel for process in processes], timeout=_MOMENT_SECONDS)
+    killed = next((other for other, process in enumerate(processes) if (process.exitcode or 0) < 0), None)
+    if killed is None:
+        return rank, answer
+    return killed, _Failed(f"the process ended with exit code {processes[killed].exitcode}")
 
 
 def _received(pipe: Connection, process: Any) -> Any:
