@@ -31,8 +31,9 @@ from headway.base.owner import end_with_starter
 from headway.parallel.group import use_loopback
 
 TIMEOUT_SECONDS = 120.0
-_MOMENT_SECONDS = 0.5
 """Of a collective: a rank that has failed leaves the others waiting no longer than this, and mostly ends them at once."""
+_MOMENT_SECONDS = 0.5
+"""Between the death of a rank and what others say of it."""
 
 _PROCESSES = multiprocessing.get_context("forkserver")
 
