@@ -8,7 +8,7 @@ from headway.base.clocks import FakeClock
 from headway.base.files import write_json
 from headway.rundir.events import EventLog, is_event, read_events
 from headway.rundir.segments import Segment, write_segment
-from headway.supervise.corruption import of_exit, record_finding, record_location
+from headway.supervise.corruption import accused, of_exit, record_finding, record_location
 
 
 @pytest.fixture
@@ -36,6 +36,22 @@ def test_a_second_finding_on_one_machine_is_evidence_against_it(run, events):
     assert told(run) == [(1, 1, "b", 1, False), (2, 0, "a", 1, False), (3, 3, "b", 2, True)]
     assert "finding 2 on b in this run: evidence against that machine" in read_events(run)[-1]["reason"]
     assert of_exit(run, 3)["corruption"].items() >= {"kind": "corruption", "rank": 3, "host": "b"}.items()
+
+
+def test_a_node_is_known_by_its_name_also_where_only_its_ranks_are(run, events):
+    layout = {"world": 4, "hosts": ["n0", "n1"], "per_node": 2}
+    for segment, ranks, rank in ((1, [3], 3), (2, [2, 3], None), (3, [1, 2], None)):
+        write_segment(run, Segment(segment, None, 0, None, "test", "test", 1, layout))
+        facts = {"by": "replicas", "step": 12, "agreed": 8, "rank": rank, "ranks": ranks, "host": "vm", "hosts": ["vm"]}
+        facts |= {"parameter": "w", "tensors": ["param/w"], "words": "after step 12"}
+        write_json(run.segment(segment) / "error.json", {"label": "run failed", "problems": [], "corruption": facts})
+        record_finding(run, segment, events.append)
+    assert [(host, findings, evidence) for _, _, host, findings, evidence in told(run)] == [
+        ("n1", 1, False),
+        ("n1", 2, True),
+        (None, 0, False),
+    ]
+    assert accused(read_events(run)) == {"n1"}
 
 
 def test_a_finding_that_names_nobody_is_no_evidence(run, events):

@@ -300,18 +300,13 @@ def test_a_node_that_fails_its_check_never_joins(fleet):
     assert found.usable == ("n0",), "its check is under way"
 
 
-def test_silent_corruption_found_twice_on_a_node_evicts_it(fleet, run):
+def test_a_node_with_evidence_of_silent_corruption_is_evicted(fleet):
     found = fleet()
-    layout = found.place(DEPLOYMENT, "main", found.gather(never))
-    for number in (1, 2):
-        write_segment(run, Segment(number, None, 0, None, "start", "test", 1, layout))
-    event = {"kind": "corruption", "rank": 3, "segment": 1}
-    nobody = {"kind": "corruption", "rank": None, "segment": 2}
-    assert not found.weigh_corruption([event, event, nobody])
-    assert not found.weigh_corruption([event, event | {"segment": 2, "rank": 1}])
-    assert found.weigh_corruption([event, event | {"segment": 2, "rank": 2}])
+    event = {"kind": "corruption", "host": "n1", "segment": 1, "evidence": False}
+    assert not found.weigh_corruption([event, event | {"host": "elsewhere", "evidence": True}])
+    assert found.weigh_corruption([event, event | {"evidence": True}])
     assert found.told == [("n1", "evicted")]
-    assert not found.weigh_corruption([event, event | {"segment": 2}]), "once"
+    assert not found.weigh_corruption([event | {"evidence": True}]), "once"
 
 
 def test_a_lost_node_excuses_the_attempt_and_one_that_is_lost_again_is_evicted(fleet):

@@ -3,8 +3,9 @@
     exit {corruption: {kind, rank, host, ...}}  corruption {rank, host, parameter, findings: 1}    once: it happens to any machine
     exit {...}                                  corruption {..., findings: 2, evidence: true}      twice: evidence against it
 
-A finding without a rank says so, and is no evidence against anybody. When the next attempt has repeated those steps it may tell
-which of two copies was wrong, and since when: that is an event of its own, and counts in place of the first one.
+A finding that names no machine says so, and is no evidence against any; a node is known by its name in the fleet. When the next
+attempt has repeated those steps it may tell which of two copies was wrong, and since when: that is an event of its own, and counts
+in place of the first one.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any
 
 from headway.rundir.events import read_events
 from headway.rundir.layout import RunDirectory
+from headway.rundir.segments import read_segments
 from headway.store.suspects import finding_of
 
 Record = Callable[..., None]
@@ -53,9 +55,25 @@ def record_location(run: RunDirectory, row: dict, record: Record) -> None:
     record("corruption", **_weighed(run, fields))
 
 
+def accused(events: list[dict[str, Any]]) -> set[str]:
+    """The machines against which there is evidence."""
+    return {event["host"] for event in events if event["kind"] == "corruption" and event.get("evidence")}
+
+
+def _machine(run: RunDirectory, fields: dict[str, Any]) -> str | None:
+    """The one that all named ranks were on: a node by its name, else a host as it calls itself."""
+    layout = next((segment.layout for segment in read_segments(run) if segment.id == fields["segment"]), {})
+    ranks = [fields["rank"]] if fields.get("rank") is not None else fields.get("ranks") or []
+    if "hosts" not in layout:
+        return fields["host"]
+    nodes = {layout["hosts"][rank // layout["per_node"]] for rank in ranks}
+    return nodes.pop() if len(nodes) == 1 else None
+
+
 def _weighed(run: RunDirectory, fields: dict[str, Any]) -> dict[str, Any]:
-    """With ``findings``: segments of this run in which the host was named, this one included; ``evidence``: they are enough."""
-    host, named = fields["host"], {fields["segment"]}
+    """With ``findings``: segments of this run that named the machine, this one included; ``evidence``: they are enough."""
+    host, named = _machine(run, fields), {fields["segment"]}
+    fields = fields | {"host": host}
     if host is None:
         return fields | {"findings": 0, "evidence": False}
     named |= {e["segment"] for e in read_events(run) if e["kind"] == "corruption" and e.get("host") == host}

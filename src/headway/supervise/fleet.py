@@ -20,7 +20,7 @@ from typing import Any
 from headway.base.errors import EnvironmentFault
 from headway.rundir.layout import RunDirectory
 from headway.rundir.segments import layout_of, read_segments
-from headway.supervise.corruption import ENOUGH
+from headway.supervise.corruption import accused
 from headway.supervise.launcher import LocalRanks, engine_command, first_error_of
 from headway.supervise.meeting import Meeting
 from headway.supervise.nodes import Node, NodeOptions, NodeRank
@@ -296,18 +296,10 @@ class Fleet:
         return is_lost or bool(host.out)
 
     def weigh_corruption(self, events: list[dict[str, Any]]) -> bool:
-        """Findings of silent corruption that name a rank count against its node, and two evict it. Whether one was evicted."""
-        layouts = {segment.id: segment.layout for segment in read_segments(self._run)}
-        named: dict[str, set[int]] = {}
-        for event in events:
-            layout = layouts.get(event.get("segment", 0), {})
-            if event["kind"] == "corruption" and event.get("rank") is not None and "hosts" in layout:
-                named.setdefault(layout["hosts"][event["rank"] // layout["per_node"]], set()).add(event["segment"])
-        bad = [
-            name for name, found in named.items() if len(found) >= ENOUGH and name in self._hosts and not self._hosts[name].out
-        ]
+        """Nodes against which there is evidence of silent corruption are evicted. Whether one was."""
+        bad = [name for name in accused(events) if name in self._hosts and not self._hosts[name].out]
         for name in bad:
-            self.evict(name, f"silent corruption was found on it in {len(named[name])} segments")
+            self.evict(name, "silent corruption was found on it more than once")
         return bool(bad)
 
     def evict(self, name: str, reason: str) -> None:

@@ -124,9 +124,12 @@ class RankWatch:
 
     def _dumped(self, rank: int, size: int) -> list[str]:
         """What the rank has written since its log had ``size`` bytes, of its training thread."""
-        with open(log_of(self._watch.run, self._segment, rank), "rb") as file:
-            file.seek(size)
-            lines = file.read(STACK_BYTES).decode(errors="replace").splitlines()
+        try:
+            with open(log_of(self._watch.run, self._segment, rank), "rb") as file:
+                file.seek(size)
+                lines = file.read(STACK_BYTES).decode(errors="replace").splitlines()
+        except OSError:  # evidence is worth having, and no reason to fail
+            return []
         start = next((at for at, line in enumerate(lines) if line.startswith("Current thread")), None)
         if start is None:
             return []
