@@ -4,8 +4,8 @@
     exit {...}                                  corruption {..., findings: 2, evidence: true}      twice: evidence against it
 
 A finding that names no machine says so, and is no evidence against any; a node is known by its name in the fleet. When the next
-attempt has repeated those steps it may tell which of two copies was wrong, and since when: that is an event of its own, and counts
-in place of the first one.
+attempt has repeated those steps it may tell which of two copies was wrong, and since when: that is an event of its own, and
+counts in place of the first one.
 """
 
 from __future__ import annotations
