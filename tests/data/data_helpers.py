@@ -24,6 +24,25 @@ from headway.recipe.spec import (
     TokenizerSpec,
 )
 
+RECIPE_TEXT = """\
+kind = "recipe"
+name = "shown"
+tokenizer = {{ vocabulary = 300 }}
+model = {{ layers = 1, width = 8, heads = 1 }}
+optimizer = {{ peak_rate = 1e-3 }}
+evaluation = {{ every = "100k" }}
+[data]
+held_out = "100"
+sources = [{{ name = "a", kind = "text-tree", path = "{path}" }}]
+[[stages]]
+name = "main"
+tokens = "2k"
+sequence = 32
+batch = 64
+mixture = {{ a = 1 }}
+"""
+"""One source ``a`` under ``path``."""
+
 
 def small_spec(sources: list[tuple], stages: list[tuple], data_seed: int = 7) -> Spec:
     """``sources``: (name, tokens, chunk[, cap epochs]); ``stages``: (sequences, sequence length, quanta)."""

