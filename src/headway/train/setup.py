@@ -183,22 +183,8 @@ def set_up(
     saver, cadence = Saver(place, saves, clock), Cadence(directory, deployment, clock, log)
     sound, spikes = Soundness(policy.checks, trainee, crew, log), SpikeWatch(chain[-1], stream, schedule, crew)
     trainee.veto = spikes.veto
-    judges = (sound, spikes)
-    parts = (
-        spec,
-        policy,
-        schedule,
-        trainee,
-        tokenizer,
-        reader,
-        feed,
-        log,
-        saver,
-        cadence,
-        *judges,
-        Stop(stop, crew),
-        environment,
-    )
+    watched = (saver, cadence, sound, spikes, Stop(stop, crew), environment)
+    parts = (spec, policy, schedule, trainee, tokenizer, reader, feed, log, *watched)
     until = end_of_layout(chain[-1].restored_step, schedule, deployment)
     run = TrainRun(
         directory, chain, clock, *parts, heart=heart, crew=crew, place=place, until=until, phases_ns=phases.ns, unwatch=unwatch
