@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import fcntl
 import json
@@ -70,7 +71,11 @@ def cached_bytes(cache: Path) -> int:
     """Of shards that are there and that come. Another thread may make room meanwhile: not while this one holds the lock."""
     with (cache / "lock").open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        return sum(path.stat().st_size for path in (cache / "shards").iterdir())
+        total = 0
+        for path in (cache / "shards").iterdir():
+            with contextlib.suppress(FileNotFoundError):  # a fetch that found no room takes its .part away without the lock
+                total += path.stat().st_size
+        return total
 
 
 def least(directory: Path, cache: Path) -> int:

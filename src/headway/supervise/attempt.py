@@ -181,7 +181,7 @@ class Attempt:
             self._silent_seconds, self._verdict = silent_ns / 1e9, self._ranks.why()
             watch.record("hang", segment=self._segment, last_progress_boot_ns=watch.patience.last_progress_ns, **self._verdict)
             self._end("hang", min(options.grace_seconds, options.hang_grace_seconds))
-        elif not self._forced and self._saved and self._more_nodes():
+        elif not self._forced and self._more_nodes() and self._saved:  # asked before the save: asking starts their agents
             self._end(REGROUP, watch.patience.grace_seconds(options.grace_seconds))
         elif self._forced and not self._killed and (watch.now_ns() >= self._deadline_ns or watch.stop.count > 1):
             self._killed = True
