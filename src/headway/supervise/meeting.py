@@ -21,16 +21,21 @@ _WAITING = 4096
 class Meeting:
     """The store, started when it is first needed, and again where it has died."""
 
-    def __init__(self, address: str):
-        self._address = address
+    def __init__(self, address: str, verb: str = "store"):
+        """``verb``: of the engine; ``lighthouse`` serves replica groups too."""
+        self._address, self._verb = address, verb
         self._process: subprocess.Popen[bytes] | None = None
         self._port = 0
 
     def place(self, segment: int) -> str:
         """Where the ranks of ``segment`` meet, as ``parallel/group.py`` reads it."""
+        return f"tcp://{self.store()}/segment-{segment:04d}"
+
+    def store(self) -> str:
+        """Its address and port."""
         if self._process is None or self._process.poll() is not None:
             self._start()
-        return f"tcp://{self._address}:{self._port}/segment-{segment:04d}"
+        return f"{self._address}:{self._port}"
 
     @property
     def pid(self) -> int | None:
@@ -55,7 +60,7 @@ class Meeting:
                 listener.bind((self._address, 0))
                 listener.listen(_WAITING)
                 self._port = listener.getsockname()[1]
-                command = [sys.executable, "-m", "headway.engine", "store", "--address", self._address]
+                command = [sys.executable, "-m", "headway.engine", self._verb, "--address", self._address]
                 self._process = subprocess.Popen(
                     [*command, "--port", str(self._port), "--descriptor", str(listener.fileno())],
                     stdin=subprocess.PIPE,

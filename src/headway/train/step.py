@@ -42,6 +42,10 @@ class StepResult:
     own: float = 0.0  # nats over the targets of this rank alone, 0 where its stage of a pipeline has none
 
 
+class StepLost(Exception):
+    """A replica group was lost in a step: nobody has applied anything, and those that are left do it again."""
+
+
 class Sums:
     """Over the micro-batches of one step, on the device until ``read``."""
 
@@ -57,6 +61,12 @@ class Sums:
             routing = sums.routing_sum.reshape(1)
             self.routing = routing if self.routing is None else self.routing + routing
             self.loads.add(sums.tally)
+
+    def add_up(self, everybody: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        """Over rank i of all replica groups, before anything is summed within one."""
+        self.losses = None if self.losses is None else everybody(self.losses)
+        self.routing = None if self.routing is None else everybody(self.routing)
+        self.loads.sum_over(everybody)
 
     def share_loads(self, mesh: Mesh | None) -> None:
         """Loads of the whole batch, on every rank: once per step."""
@@ -94,12 +104,25 @@ def train_step(
     look: Callable[[Sums], None] = lambda sums: None,
 ) -> StepResult:
     """Run one update in place; ``rate`` is the learning rate of this step, ``wish`` is asked at its end, ``look`` is called when
-    the gradients are there."""
+    the gradients are there. StepLost where a replica group was lost meanwhile."""
     failpoints.hit("step.begin", batch.place.step + 1, trainee.memory_of_state)
     sums = accumulate(trainee, batch)
     failpoints.hit("step.gradients", batch.place.step + 1, trainee.memory_of_gradients)
     look(sums)
+    add_up(trainee, sums, batch.place.step)
     return update(trainee, batch, sums, rate, wish)
+
+
+def add_up(trainee: Trainee, sums: Sums, step: int) -> None:
+    """Gradients and sums of the whole batch, where replica groups have parts of it: the same bits in all of them."""
+    groups = trainee.groups
+    if groups is None:
+        return
+    groups.sum_all(list(trainee.gradients().values()))
+    sums.add_up(groups.sum)
+    if not groups.commits(step):
+        trainee.optimizer.zero_grad()
+        raise StepLost(groups.error or "the leading group did not have all sums")
 
 
 def update(trainee: Trainee, batch: StepBatch, sums: Sums, rate: float, wish: Callable[[], bool] = lambda: False) -> StepResult:
