@@ -15,6 +15,7 @@ that did not hear it is behind, and is handed the state. docs/decisions/0012.
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import os
 import time
@@ -34,9 +35,12 @@ HEARTBEAT_SECONDS, SILENT_SECONDS = 0.1, 1.0
 """Of a group's server; without one for so long the lighthouse takes the group for lost."""
 CONNECT_SECONDS = 60.0
 """To a server, and among the members of a new quorum."""
+LINGER_SECONDS = 60.0
+"""Of the lighthouse behind its supervisor: that the leading group takes to save."""
 BUCKET_BYTES = 32 * 2**20
 """Of gradients that are added in one message."""
 _POLL_SECONDS = 0.05
+_ENDED = "ended"
 _FAILURES = (RuntimeError, TimeoutError)
 """Of gloo, the store and torchft alike: the other side is gone, or this one gave up."""
 
@@ -240,10 +244,14 @@ class ReplicaGroups:
         self._exchange.shutdown()
         if self._server is not None:
             self._server.shutdown()
+        if self.leads:
+            with contextlib.suppress(*_FAILURES):
+                self._store.set(_ENDED, "1")
 
 
 def serve(address: str, port: int, descriptor: int) -> None:
-    """The store on a listening socket that is there already, and the lighthouse; returns when standard input ends."""
+    """The store on a listening socket that is there already, and the lighthouse; returns when it is told to, or a while after standard
+    input has ended."""
     torchft = _torchft()
     store = dist.TCPStore(address, port, is_master=True, wait_for_workers=False, master_listen_fd=descriptor)
     host = f"[{address}]" if ":" in address else address
@@ -255,8 +263,10 @@ def serve(address: str, port: int, descriptor: int) -> None:
         heartbeat_timeout_ms=round(SILENT_SECONDS * 1000),
     )
     store.set("lighthouse", f"http://{host}:{lighthouse.address().rpartition(':')[2]}")  # it names itself by the machine's name
-    while os.read(0, 4096):
-        pass
+    if not os.read(0, 4096):  # the supervisor has died: the groups still agree to end
+        deadline = time.monotonic() + LINGER_SECONDS
+        while time.monotonic() < deadline and not store.check([_ENDED]):
+            time.sleep(_POLL_SECONDS)
     lighthouse.shutdown()
     del store
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import os
+import signal
 import time
 from collections.abc import Callable
 from typing import Any
@@ -77,7 +78,7 @@ class GroupLauncher(ProcessLauncher):
             return LocalRanks(start_ranks(command, run, segment, ranks), lambda: _own_error(run, segment, ranks))
 
         try:
-            return GroupedRanks(run, segment, groups, start, meeting.close)
+            return GroupedRanks(run, segment, groups, start, meeting)
         except BaseException:
             meeting.close()
             raise
@@ -86,9 +87,8 @@ class GroupLauncher(ProcessLauncher):
 class GroupedRanks(LocalRanks):
     """All groups of an attempt. ``news``: what happened to groups since it was asked last, as fields of events."""
 
-    def __init__(self, run: RunDirectory, segment: int, groups: int, start: Start, end: Callable[[], None]):
-        """``end``: of what serves them."""
-        self._run, self._segment, self._start, self._end = run, segment, start, end
+    def __init__(self, run: RunDirectory, segment: int, groups: int, start: Start, meeting: Meeting):
+        self._run, self._segment, self._start, self._served_by = run, segment, start, meeting
         self._groups: list[LocalRanks] = []
         try:
             for group in range(groups):
@@ -97,7 +97,7 @@ class GroupedRanks(LocalRanks):
             self.kill()
             raise
         self._starts, self._deaths = [0] * groups, [0] * groups
-        self._there: set[int] = set()  # took part in the newest quorum that is known
+        self._there = set(range(groups))  # took part in the newest quorum that is known
         self._news: list[dict[str, Any]] = []
         self._asked_to_end, self._deadline = False, 0.0
         super().__init__([rank for group in self._groups for rank in group.ranks])
@@ -111,6 +111,9 @@ class GroupedRanks(LocalRanks):
         statuses = [group.poll() for group in self._groups]
         if self.failed is None and statuses[0]:
             self._end_with(0, statuses[0])
+        if self.failed is None and statuses[0] is None and self._served_by.has_died:
+            self._tell("lost", 0, "the lighthouse of the replica groups has died, and no group can go on without it")
+            self._end_with(0, -signal.SIGKILL)
         if self.failed is None and statuses[0] is None:
             for group, status in enumerate(statuses):
                 if status:  # with 0 it has heard that the leading group is done
@@ -138,6 +141,7 @@ class GroupedRanks(LocalRanks):
         words = f"rank {rank} {status_words(code, number)}"
         detail = cause(self._run, self._segment, rank) if code else ""
         self._deaths[group] += 1
+        self._there.discard(group)
         self._tell("lost", group, f"{words}: {detail}" if detail else words, rank=rank, code=code, signal=number)
         if self._deaths[group] >= MOST_DEATHS or status == EXIT_CONFIG:
             return self._end_with(group, status)
@@ -188,7 +192,7 @@ class GroupedRanks(LocalRanks):
     def close(self) -> None:
         for group in self._groups:
             group.close()
-        self._end()
+        self._served_by.close()
 
 
 def _own_error(run: RunDirectory, segment: int, ranks: range) -> int | None:

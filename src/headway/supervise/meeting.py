@@ -41,11 +41,16 @@ class Meeting:
     def pid(self) -> int | None:
         return self._process.pid if self._process else None
 
+    @property
+    def has_died(self) -> bool:
+        return self._process is not None and self._process.poll() is not None
+
     def close(self) -> None:
-        """It reads end of file, and ends."""
+        """It reads that it is done with, and ends."""
         if self._process is not None:
             assert self._process.stdin is not None
             with contextlib.suppress(OSError):
+                self._process.stdin.write(b".")  # end of file alone says that the supervisor has died
                 self._process.stdin.close()
             try:
                 self._process.wait(5.0)

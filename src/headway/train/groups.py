@@ -13,11 +13,14 @@ sequences to the others, in the same step.
 
 from __future__ import annotations
 
+import os
+import threading
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from headway.base.errors import EnvironmentFault, HeadwayError, RunError
+from headway.base.errors import EXIT_OK, EnvironmentFault, HeadwayError, RunError
 from headway.checkpoint.hand_over import receive_state, send_state
 from headway.checkpoint.saver import Saver
 from headway.parallel.mesh import Axes
@@ -31,8 +34,10 @@ if TYPE_CHECKING:
 
 GO_ON, IS_DONE = 0, 1
 """What the leading group says before a step."""
-FAREWELL_SECONDS = 60.0
+FAREWELL_SECONDS = 30.0
 """That the leading group waits for the others when the run ends."""
+ASKED_SECONDS = 90.0
+"""That another group which was asked to end waits for the leading one to say so. It has nothing to save."""
 
 
 class OneGroup:
@@ -88,6 +93,7 @@ class Groups(OneGroup):
             lost, back = set(before.names) - set(quorum.names), set(quorum.names) - set(before.names)
             told = {"lost": sorted(map(group_of, lost)), "back": sorted(map(group_of, back))}
             run.log.write("groups", step=run.step, groups=quorum.groups, **told)
+        run.log.mark("productive" if before is not None else "reconfigure")
         self._quorum, self._repeats = quorum, False
         return True
 
@@ -167,12 +173,13 @@ class Unsaved(Saver):
 
 def follow(run: TrainRun) -> None:
     """What a group does that does not lead: it computes, adds and obeys. No records, no saves, no evaluations."""
+    threading.Thread(target=_leave_in_the_end, args=(run,), daemon=True, name="farewell").start()
     while run.groups.gather(run):
         batch, waited_ns = run.batches().get(run.step)
         is_new_shape = run.step in (run.segment.restored_step, run.schedule.first_step(run.schedule.place(run.step).stage))
         run.heart.enter(COMPILE if is_new_shape else STEP, run.step)
         rate = run.schedule.rate(run.step)
-        result = run.groups.step(run, lambda: run.sound.step(batch, rate, lambda: False))
+        result = run.groups.step(run, lambda: run.sound.step(batch, rate, lambda: bool(run.stop.own)))
         if result is None:
             continue
         run.step += 1
@@ -182,6 +189,14 @@ def follow(run: TrainRun) -> None:
         run.heart.enter(DATA, run.step)
     run.heart.enter(END, run.step)
     run.crew.leave()
+
+
+def _leave_in_the_end(run: TrainRun) -> None:
+    """A quorum that nobody serves any more cannot be left."""
+    while not run.stop.own:
+        time.sleep(1.0)
+    time.sleep(ASKED_SECONDS)
+    os._exit(EXIT_OK)
 
 
 def inner_axes(axes: Axes, place: GroupPlace | None) -> Axes:

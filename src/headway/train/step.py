@@ -62,11 +62,18 @@ class Sums:
             self.routing = routing if self.routing is None else self.routing + routing
             self.loads.add(sums.tally)
 
-    def add_up(self, everybody: Callable[[torch.Tensor], torch.Tensor]) -> None:
-        """Over rank i of all replica groups, before anything is summed within one."""
-        self.losses = None if self.losses is None else everybody(self.losses)
-        self.routing = None if self.routing is None else everybody(self.routing)
+    def add_up(self, everybody: Callable[[torch.Tensor], torch.Tensor], *, wish: bool) -> bool:
+        """Over rank i of all replica groups, before anything is summed within one; whether any of these has a ``wish``."""
+        told = everybody(self._numbers(wish, self.losses.device if self.losses is not None else "cpu"))
+        self.losses, self.routing = told[:3], told[3:4]
         self.loads.sum_over(everybody)
+        return bool(told[4] > 0)
+
+    def _numbers(self, wish: bool, device: torch.device | str) -> torch.Tensor:
+        """Losses, routing, wish; a stage of a pipeline may have none of them."""
+        losses = torch.zeros(3, dtype=torch.float64, device=device) if self.losses is None else self.losses
+        routing = losses.new_zeros(1) if self.routing is None else self.routing
+        return torch.cat([losses, routing, losses.new_full((1,), float(wish))])
 
     def share_loads(self, mesh: Mesh | None) -> None:
         """Loads of the whole batch, on every rank: once per step."""
@@ -76,14 +83,12 @@ class Sums:
     def read(self, mesh: Mesh | None, wish: bool) -> tuple[list[float], bool]:
         """Losses over the whole batch of the step (a stage of a pipeline may have none of them), then routing; and whether any
         rank has a ``wish``, which travels with them."""
-        device = mesh.device if mesh is not None else "cpu"
-        losses = torch.zeros(3, dtype=torch.float64, device=device) if self.losses is None else self.losses
-        routing = losses.new_zeros(1) if self.routing is None else self.routing
+        told = self._numbers(wish, mesh.device if mesh is not None else "cpu")
         if mesh is None:
-            return [*losses.tolist(), *routing.tolist()], wish
+            return told[:4].tolist(), wish
         if mesh.axes.tp > 1:  # each of its ranks has the same losses, and routes tokens of its own
-            dist.all_reduce(routing, group=mesh.group("tp"))
-        told = over_batch(torch.cat([losses, routing, losses.new_full((1,), float(wish))]), mesh)
+            dist.all_reduce(told[3:4], group=mesh.group("tp"))
+        told = over_batch(told, mesh)
         if mesh.axes.tp > 1:  # ranks that share tokens may have another
             dist.all_reduce(told[-1:], dist.ReduceOp.MAX)
         *numbers, wishes = told.tolist()
@@ -109,20 +114,23 @@ def train_step(
     sums = accumulate(trainee, batch)
     failpoints.hit("step.gradients", batch.place.step + 1, trainee.memory_of_gradients)
     look(sums)
-    add_up(trainee, sums, batch.place.step)
+    if trainee.groups is not None:
+        wished = add_up(trainee, sums, batch.place.step, wish())
+        return update(trainee, batch, sums, rate, lambda: wished)
     return update(trainee, batch, sums, rate, wish)
 
 
-def add_up(trainee: Trainee, sums: Sums, step: int) -> None:
-    """Gradients and sums of the whole batch, where replica groups have parts of it: the same bits in all of them."""
+def add_up(trainee: Trainee, sums: Sums, step: int, wish: bool) -> bool:
+    """Gradients and sums of the whole batch, where replica groups have parts of it: the same bits in all of them. Whether any
+    group has a ``wish``."""
     groups = trainee.groups
-    if groups is None:
-        return
+    assert groups is not None
     groups.sum_all(list(trainee.gradients().values()))
-    sums.add_up(groups.sum)
+    wished = sums.add_up(groups.sum, wish=wish)
     if not groups.commits(step):
         trainee.optimizer.zero_grad()
-        raise StepLost(groups.error or "the leading group did not have all sums")
+        raise StepLost(groups.error or "another rank did not have all sums")
+    return wished
 
 
 def update(trainee: Trainee, batch: StepBatch, sums: Sums, rate: float, wish: Callable[[], bool] = lambda: False) -> StepResult:
