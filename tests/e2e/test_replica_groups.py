@@ -1,4 +1,4 @@
-"""Replica groups by torchft: one that is killed costs one step, the others go on, and it comes back with the state of the others."""
+"""Replica groups by torchft: one that is killed costs a step, the others go on, and it comes back with their state."""
 
 from __future__ import annotations
 

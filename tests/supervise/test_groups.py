@@ -55,6 +55,11 @@ class Bench:
     def ends(self, group: int, status: int, rank: int = 0) -> None:
         self.all._groups[group].ranks[rank].status = status
 
+    def poll(self) -> int | None:
+        """The others of a group that has lost a rank are killed in the first look, and gone in the second."""
+        self.all.poll()
+        return self.all.poll()
+
     def rows(self, *rows: dict) -> None:
         for row in rows:
             self.all.heard(row)
@@ -72,7 +77,7 @@ def bench(run) -> Bench:
 def test_a_lost_group_is_started_again_alone(bench):
     others = bench.all.ranks[:4]
     bench.ends(2, -9, rank=1)
-    assert bench.all.poll() is None
+    assert bench.poll() is None
     assert bench.started == [(0, 0), (1, 0), (2, 0), (2, 1)]
     assert bench.news() == [(2, "lost"), (2, "started")]
     assert (bench.told[0]["rank"], bench.told[0]["signal"], bench.told[0]["reason"]) == (5, 9, "rank 5 ended by SIGKILL")
@@ -85,7 +90,7 @@ def test_a_lost_group_is_started_again_alone(bench):
 
 def test_the_end_of_the_leading_group_is_the_end_of_all(bench):
     bench.ends(0, 4, rank=1)
-    assert bench.all.poll() == 4
+    assert bench.poll() == 4
     assert bench.all.failed == 1
     assert all(rank.status is not None for rank in bench.all.ranks)
     assert bench.news() == []
@@ -93,15 +98,15 @@ def test_the_end_of_the_leading_group_is_the_end_of_all(bench):
 
 def dies(bench, group: int) -> int | None:
     bench.ends(group, -11)
-    return bench.all.poll()
+    return bench.poll()
 
 
 def test_a_group_that_dies_without_a_step_between_ends_all(bench):
     for _ in range(MOST_DEATHS - 1):
         assert dies(bench, 1) is None
         bench.rows({"kind": "step", "step": 3})  # of the others: this one was not there
-    assert dies(bench, 1) is None, "the others are being ended"
-    assert bench.all.poll() == -11
+    dies(bench, 1)
+    assert bench.poll() == -11, "the others are ended"
     assert bench.all.failed == 2
     assert bench.started.count((1, 0)) == 1
     assert len(bench.started) == 3 + MOST_DEATHS - 1
@@ -116,8 +121,8 @@ def test_a_step_that_it_took_part_in_clears_it(bench):
 
 def test_a_refused_configuration_is_not_tried_again(bench):
     bench.ends(1, 2)
-    bench.all.poll()
-    assert bench.all.poll() == 2
+    bench.poll()
+    assert bench.poll() == 2
     assert len(bench.started) == 3
 
 
@@ -125,7 +130,7 @@ def test_nobody_is_started_while_all_are_asked_to_end(bench):
     bench.all.terminate()
     assert all(rank.asked for rank in bench.all.ranks)
     bench.ends(1, -15)
-    assert bench.all.poll() is None
+    assert bench.poll() is None
     assert len(bench.started) == 3
 
 
@@ -136,8 +141,7 @@ def test_all_end_well_and_stragglers_are_ended(bench, monkeypatch):
     assert bench.all.poll() is None, "the last group may still end by itself"
     monkeypatch.setattr(module, "FAREWELL_SECONDS", -1.0)
     bench.all._deadline = 0.0
-    bench.all.poll()
-    assert bench.all.poll() == 0
+    assert bench.poll() == 0
     assert bench.all.failed is None
     bench.all.close()
     assert bench.meeting.closed
@@ -146,8 +150,8 @@ def test_all_end_well_and_stragglers_are_ended(bench, monkeypatch):
 
 def test_without_a_lighthouse_all_end(bench):
     bench.meeting.has_died = True
-    bench.all.poll()
-    assert bench.all.poll() == -9
+    bench.poll()
+    assert bench.poll() == -9
     assert "lighthouse" in (bench.news() and bench.told[0]["reason"])
 
 
@@ -155,7 +159,7 @@ def test_the_error_of_a_lost_group_is_told_and_set_aside(bench):
     error = {"label": "run error", "problems": [{"seen": "it broke"}], "exit_code": 4, "rank": 2}
     write_json(bench.run.segment(1) / "error.json", error)
     bench.ends(1, 4)
-    bench.all.poll()
+    bench.poll()
     assert bench.news()[0] == (1, "lost")
     assert bench.told[0]["reason"] == "rank 2 exit code 4: run error: it broke"
     assert not (bench.run.segment(1) / "error.json").exists(), "the next error is of another process"

@@ -2,8 +2,8 @@
 
     length of the heading | heading, JSON: facts, and of each tensor its name, dtype, shape, digest | bytes of each tensor
 
-The receiver knows its tensors: names, dtypes and shapes have to be equal, and the digests of what came. After an error its state is
-a mixture and must not be trained on.
+The receiver knows its tensors: names, dtypes and shapes have to be equal, and the digests of what came. After an error its state
+is a mixture and must not be trained on.
 """
 
 from __future__ import annotations

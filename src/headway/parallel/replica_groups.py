@@ -8,9 +8,9 @@
       `- who was lost is no part of it any more, who is behind is handed the state (train/groups.py)
 
 torchft has the lighthouse, a server per group that votes, and a process group that is made anew when the quorum changes. Its
-Manager is left out: it listens on all interfaces, takes time-outs from the environment, and lets each group decide by itself, so that
-a sum which reached one and not another would be applied by one of them. Here a step counts when the leading group says so; a group
-that did not hear it is behind, and is handed the state. docs/decisions/0012.
+Manager is left out (docs/decisions/0012): it listens on all interfaces, takes time-outs from the environment, and lets each group
+decide by itself, so that a sum which reached one and not another would be applied by one of them. Here a step counts when the
+leading group says so; a group that did not hear it is behind, and is handed the state.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _FAILURES = (RuntimeError, TimeoutError)
 
 @dataclass(frozen=True, kw_only=True)
 class GroupPlace:
-    """Rank ``rank`` of the ``world`` of group ``group`` of ``groups``, which was started for the ``start``-th time in this attempt.
+    """Rank ``rank`` of the ``world`` of group ``group`` of ``groups``, which was started ``start`` times before in this attempt.
     ``store``: address:port of the store that all groups reach."""
 
     group: int
@@ -128,7 +128,7 @@ class ReplicaGroups:
         return self._error
 
     def quorum(self, step: int, seconds: float = COLLECTIVE_SECONDS) -> Quorum:
-        """Waits for the groups that are alive; ``step``: updates that this one's state has. EnvironmentFault where there is none."""
+        """Waits for the groups that are alive; ``step``: updates that this one's state has. EnvironmentFault: there is none."""
         found = self._await_leader(step, time.monotonic() + seconds)
         if found.quorum_id != self._quorum_id:
             self._quorum_id, self._error = found.quorum_id, ""
@@ -174,8 +174,7 @@ class ReplicaGroups:
 
     def sum(self, tensor: Tensor) -> Tensor:
         """Over the groups of the quorum, in place: the same bits on all."""
-        options = dist.AllreduceOptions()
-        options.reduceOp = dist.ReduceOp.SUM
+        options = dist.AllreduceOptions()  # sums
         self._try(lambda: self._exchange.allreduce([tensor], options))
         return tensor
 
@@ -250,7 +249,7 @@ class ReplicaGroups:
 
 
 def serve(address: str, port: int, descriptor: int) -> None:
-    """The store on a listening socket that is there already, and the lighthouse; returns when it is told to, or a while after standard
+    """The store on a listening socket that is there already, and the lighthouse; returns when told to, or a while after standard
     input has ended."""
     torchft = _torchft()
     store = dist.TCPStore(address, port, is_master=True, wait_for_workers=False, master_listen_fd=descriptor)
@@ -296,7 +295,9 @@ def _store_client(place: GroupPlace) -> dist.Store:
 
 def _no_quorum(why: str) -> EnvironmentFault:
     return EnvironmentFault(
-        f"no quorum of replica groups: {why}", "they agree through a lighthouse beside the supervisor", "see the supervisor's events"
+        f"no quorum of replica groups: {why}",
+        "they agree through a lighthouse beside the supervisor",
+        "see the supervisor's events",
     )
 
 

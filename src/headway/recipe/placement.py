@@ -81,7 +81,10 @@ def _check_groups(deployment: Deployment) -> Iterator[Finding]:
     for name in deployment.layouts or ["default"]:
         replicas = deployment.layout(name).dp_replicate
         if replicas < 2:
-            seen, rule = f"layout {name!r} has dp_replicate {replicas}", "torchft needs two or more whole replicas to lose one of them"
+            seen, rule = (
+                f"layout {name!r} has dp_replicate {replicas}",
+                "torchft needs two or more whole replicas to lose one of them",
+            )
             yield at, Problem(seen, rule, f"dp_replicate = 2 or more, {off}")
     if deployment.fleet.hosts:
         rule = "replica groups are started on one machine"

@@ -4,8 +4,8 @@
     group 1, 2, ..   ended --> what is left of it is killed, it is started again; MOST_DEATHS without a step between end all
     store, lighthouse    beside the supervisor, for one attempt
 
-Each group is a set of ranks that live and die together (``launcher.LocalRanks``). Ranks count through all groups, in logs, heartbeats
-and events.
+Each group is a set of ranks that live and die together (``launcher.LocalRanks``). Ranks count through all groups, in logs,
+heartbeats and events.
 """
 
 from __future__ import annotations

@@ -16,8 +16,8 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from headway.base.errors import EXIT_OK, EnvironmentFault, HeadwayError, RunError
@@ -26,7 +26,7 @@ from headway.checkpoint.saver import Saver
 from headway.parallel.mesh import Axes
 from headway.parallel.replica_groups import GroupPlace, Quorum, ReplicaGroups, group_of
 from headway.rundir.heartbeats import COMPILE, DATA, END, STEP
-from headway.train.feed import Replica
+from headway.train.feed import Replica, StepBatch
 from headway.train.step import StepLost, StepResult
 
 if TYPE_CHECKING:
@@ -49,9 +49,9 @@ class OneGroup:
         """Before a step; False: there is none, since the leading group is done, or was asked to stop and is alone."""
         return True
 
-    def step(self, run: TrainRun, work: Callable[[], StepResult]) -> StepResult | None:
+    def step(self, run: TrainRun, batch: StepBatch) -> StepResult | None:
         """None: it does not count, and is done again by the groups that are left."""
-        return work()
+        return run.sound.step(batch, run.schedule.rate(run.step), lambda: bool(run.stop.own))
 
     def end(self, run: TrainRun, digest: str) -> dict[str, Any]:
         """The leading group is done; what its last record tells of the others."""
@@ -91,15 +91,15 @@ class Groups(OneGroup):
             self._divide(run, quorum)
         if before is not None and before.names != quorum.names:
             lost, back = set(before.names) - set(quorum.names), set(quorum.names) - set(before.names)
-            told = {"lost": sorted(map(group_of, lost)), "back": sorted(map(group_of, back))}
-            run.log.write("groups", step=run.step, groups=quorum.groups, **told)
+            gone, came = sorted(map(group_of, lost)), sorted(map(group_of, back))
+            run.log.write("groups", step=run.step, groups=quorum.groups, lost=gone, back=came)
         run.log.mark("productive" if before is not None else "reconfigure")
         self._quorum, self._repeats = quorum, False
         return True
 
-    def step(self, run: TrainRun, work: Callable[[], StepResult]) -> StepResult | None:
+    def step(self, run: TrainRun, batch: StepBatch) -> StepResult | None:
         try:
-            return work()
+            return super().step(run, batch)
         except StepLost as lost:
             self._repeats = True
             run.log.write("repeated", step=run.step + 1, reason=str(lost))
@@ -134,12 +134,11 @@ class Groups(OneGroup):
 
     def _hand_over(self, run: TrainRun, exchange: ReplicaGroups, quorum: Quorum) -> None:
         for to in quorum.hands_to:
-            facts = {"step": run.step, "updates": run.trainee.updates, "spikes": run.spikes.state()}
-            send_state(lambda data, to=to: exchange.send(data, to), run.trainee.own_state(), facts)
+            told = {"step": run.step, "updates": run.trainee.updates, "spikes": run.spikes.state()}
+            send_state(partial(exchange.send, to=to), run.trainee.own_state(), told)
         if quorum.heals_from is None:
             return
-        source = quorum.heals_from
-        facts = receive_state(lambda data: exchange.receive(data, source), run.trainee.own_state())
+        facts = receive_state(partial(exchange.receive, source=quorum.heals_from), run.trainee.own_state())
         run.step, run.trainee.updates = facts["step"], facts["updates"]
         run.trainee.optimizer.restore_step(run.trainee.updates)
         run.spikes.restore(facts["spikes"])
@@ -178,8 +177,7 @@ def follow(run: TrainRun) -> None:
         batch, waited_ns = run.batches().get(run.step)
         is_new_shape = run.step in (run.segment.restored_step, run.schedule.first_step(run.schedule.place(run.step).stage))
         run.heart.enter(COMPILE if is_new_shape else STEP, run.step)
-        rate = run.schedule.rate(run.step)
-        result = run.groups.step(run, lambda: run.sound.step(batch, rate, lambda: bool(run.stop.own)))
+        result = run.groups.step(run, batch)
         if result is None:
             continue
         run.step += 1

@@ -45,7 +45,7 @@ def train(run: TrainRun) -> str:
         batch, waited_ns = run.batches().get(run.step)
         run.log.mark("data_stall")
         run.heart.enter(COMPILE if is_new_shape(run) else STEP, run.step)
-        result = run.groups.step(run, lambda: run.sound.step(batch, run.schedule.rate(run.step), lambda: bool(run.stop.own)))
+        result = run.groups.step(run, batch)
         if result is None:
             continue
         run.step += 1
