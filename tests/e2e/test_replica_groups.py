@@ -70,7 +70,8 @@ def assert_whole(run):
     assert ledger.flags == ()
     end = rows(run, "end")[-1]
     assert set(end["groups"].values()) == {end["digest"]}, "the groups hold other states"
-    started = [rank for event in events_of(run) for rank in event.get("ranks", ())]
+    starts = [event for event in events_of(run) if event["kind"] in ("launch", "group")]
+    started = [rank for event in starts for rank in event.get("ranks", ())]
     assert not [rank for rank in started if is_alive(rank["pid"], rank["start_ticks"])], "a rank was left behind"
     return ledger
 
@@ -139,6 +140,19 @@ def test_a_group_that_dies_again_and_again_ends_the_attempt(bench, plain, tmp_pa
     assert "RuntimeError: drill: fault at step.begin" in lost[1]["reason"]
     end = next(event for event in events_of(run) if event["kind"] == "exit")
     assert (end["rank"], end["signal"]) == (1, 9)
+    assert_whole(run)
+    assert_same_losses(run, plain)
+
+
+def test_a_bit_that_flips_in_one_group_is_found_before_the_others_follow_it(bench, plain, tmp_path):
+    """In that group alone: what it adds is in everybody's gradient, and its own weights stay others."""
+    tensor = "param/layers.1.attention.q.weight"
+    flip = {"point": "step.updated", "action": "flip", "step": 6, "rank": 2, "tensor": tensor, "bit": 8 * 40 + 29}
+    run, outcome = grouped(bench, tmp_path / "run", [flip], dp_replicate=3)
+    assert (outcome.state, outcome.attempts) == ("complete", 2), logs(run, outcome)
+    [found] = [event for event in events_of(run) if event["kind"] == "corruption"]
+    assert (found["step"], found["rank"], found["parameter"]) == (8, 2, "layers.1.attention.q.weight")
+    assert [segment.restored_step for segment in read_segments(run)] == [0, 4], "the step after which all were equal"
     assert_whole(run)
     assert_same_losses(run, plain)
 

@@ -115,6 +115,7 @@ class ReplicaGroups:
         self._client = torchft.coordination.ManagerClient(address, connect_timeout=_seconds(CONNECT_SECONDS))
         self._exchange = torchft.process_group.ProcessGroupGloo(timeout=_seconds(CONNECT_SECONDS))
         self._quorum_id, self._error, self._refused = -1, "", False
+        self.members: list[int] = []  # groups of the newest quorum, in order
         while not all(self._store.check([_here(group)]) for group in range(place.groups)) and not given_up():
             time.sleep(_POLL_SECONDS)
 
@@ -133,6 +134,7 @@ class ReplicaGroups:
         if found.quorum_id != self._quorum_id:
             self._quorum_id, self._error = found.quorum_id, ""
             self._connect(found)
+        self.members = [group_of(name) for name in found.replica_ids]
         return Quorum(
             names=tuple(found.replica_ids),
             index=found.replica_rank,
@@ -278,7 +280,7 @@ def _torchft() -> Any:
     except ImportError as error:
         raise ConfigError(
             f"torchft cannot be imported: {error}",
-            'supervise.per_step = "torchft" needs it',
+            'per_step = "torchft" needs it',
             'pip install "headway[ft]", or per_step = "off"',
         ) from error
     return torchft

@@ -77,7 +77,7 @@ def _check_groups(deployment: Deployment) -> Iterator[Finding]:
     """Replica groups that may be lost one by one."""
     if deployment.supervise.per_step == "off":
         return
-    at, off = ("supervise", "per_step"), 'or supervise.per_step = "off"'
+    at, off = ("supervise", "per_step"), 'or per_step = "off"'
     for name in deployment.layouts or ["default"]:
         replicas = deployment.layout(name).dp_replicate
         if replicas < 2:

@@ -49,7 +49,7 @@ def replica_groups(deployment: dict[str, Any], axes: dict[str, Any]) -> int:
     if importlib.util.find_spec(TORCHFT) is None:
         raise ConfigError(
             "torchft is not installed",
-            'supervise.per_step = "torchft" needs it',
+            'per_step = "torchft" needs it',
             'pip install "headway[ft]", or per_step = "off"',
         )
     return int(axes.get("dp_replicate", 1))
