@@ -113,6 +113,20 @@ def test_a_group_that_is_killed_costs_one_step_and_comes_back(bench, plain, tmp_
     assert_same_losses(run, plain)
 
 
+def test_a_group_comes_back_when_what_the_segment_began_with_is_gone(bench, plain, tmp_path):
+    """A stop behind step 4; the next segment keeps two checkpoints, and loses a group when it has written three."""
+    stop = {"point": "step.gradients", "action": "terminate", "step": 4, "rank": 0}
+    kill = {"point": "step.gradients", "action": "kill", "step": 18, "rank": 1}
+    run, outcome = grouped(bench, tmp_path / "run", [stop, kill, LONG_ENOUGH | {"step": 18, "share": 60.0}])
+    assert outcome.state == "stopped", logs(run, outcome)
+    outcome = bench.go(run)
+    assert (outcome.state, outcome.attempts) == ("complete", 1), logs(run, outcome)
+    assert not (run.checkpoints / read_segments(run)[1].checkpoint).exists(), "retention has deleted it"
+    assert [event["group"] for event in groups_events(run, "back")] == [1]
+    assert_whole(run)
+    assert_same_losses(run, plain)
+
+
 def test_a_group_that_dies_behind_a_step_takes_nothing_with_it(bench, plain, tmp_path):
     kill = {"point": "step.updated", "action": "kill", "step": BEFORE, "rank": 1}
     run, outcome = grouped(bench, tmp_path / "run", [kill, LONG_ENOUGH])

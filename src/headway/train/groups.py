@@ -32,6 +32,8 @@ from headway.train.step import StepLost, StepResult
 if TYPE_CHECKING:
     from headway.train.setup import TrainRun
 
+NO_STEP = -1
+"""Less than any group has done."""
 GO_ON, IS_DONE = 0, 1
 """What the leading group says before a step."""
 FAREWELL_SECONDS = 30.0
@@ -43,7 +45,7 @@ ASKED_SECONDS = 90.0
 class OneGroup:
     """All ranks live and die together."""
 
-    leads = True
+    leads, is_behind = True, False  # behind: it takes over the state of another group, and restores none
 
     def gather(self, run: TrainRun) -> bool:
         """Before a step; False: there is none, since the leading group is done, or was asked to stop and is alone."""
@@ -66,6 +68,7 @@ class Groups(OneGroup):
 
     def __init__(self, place: GroupPlace):
         self.place = place
+        self.is_behind = place.start > 0  # the checkpoint that the segment began with may be gone by now
         self._exchange: ReplicaGroups | None = None
         self._quorum: Quorum | None = None
         self._repeats = False  # the newest step did not count
@@ -78,7 +81,7 @@ class Groups(OneGroup):
         before = self._quorum
         try:
             exchange = self._open(run)
-            quorum = exchange.quorum(run.step)
+            quorum = exchange.quorum(NO_STEP if self.is_behind else run.step)
         except EnvironmentFault:
             if run.stop.agree():  # the supervisor has died, and the lighthouse with it
                 return False
@@ -137,12 +140,14 @@ class Groups(OneGroup):
             told = {"step": run.step, "updates": run.trainee.updates, "spikes": run.spikes.state()}
             send_state(partial(exchange.send, to=to), run.trainee.own_state(), told)
         if quorum.heals_from is None:
+            assert not self.is_behind, "the leading group has a state"
             return
         facts = receive_state(partial(exchange.receive, source=quorum.heals_from), run.trainee.own_state())
         run.step, run.trainee.updates = facts["step"], facts["updates"]
         run.trainee.optimizer.restore_step(run.trainee.updates)
         run.spikes.restore(facts["spikes"])
         run.trainee.compute.refresh()
+        self.is_behind = False
 
     def _all_digests(self, run: TrainRun, exchange: ReplicaGroups, digest: str | None) -> list[str]:
         """Of the state, by group."""

@@ -273,8 +273,9 @@ def open_data(where: str | Path, spec: Spec, cache: CacheOptions | None = None) 
 
 
 def restore(run: TrainRun) -> None:
-    """Load exactly the checkpoint that the segment names; nothing else is ever tried here."""
-    name, changed, from_memory, checked = run.segment.checkpoint, [], False, {}
+    """Load exactly the checkpoint that the segment names; nothing else is ever tried here. A replica group that was started again
+    is handed the state by the others."""
+    name, changed, from_memory, checked = run.segment.checkpoint if not run.groups.is_behind else None, [], False, {}
     images = run.saver.images(name)
     if not images:
         run.saver.attach(run.trainee.saved_state())  # memory is filled while this one reads
