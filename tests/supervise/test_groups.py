@@ -11,6 +11,7 @@ from headway.base.files import write_json
 from headway.supervise import groups as module
 from headway.supervise.groups import MOST_DEATHS, GroupedRanks, replica_groups
 from headway.supervise.launcher import LocalRanks
+from headway.supervise.takeover import with_groups
 
 
 class FakeRank:
@@ -164,6 +165,15 @@ def test_the_error_of_a_lost_group_is_told_and_set_aside(bench):
     assert bench.told[0]["reason"] == "rank 2 exit code 4: run error: it broke"
     assert not (bench.run.segment(1) / "error.json").exists(), "the next error is of another process"
     assert (bench.run.segment(1) / "error-group-1-0.json").exists()
+
+
+def test_a_new_owner_looks_for_groups_that_were_started_again():
+    launch = {"kind": "launch", "segment": 2, "pid": 1, "ranks": [{"pid": 1, "start_ticks": 5}, {"pid": 2, "start_ticks": 5}]}
+    again = {"kind": "group", "segment": 2, "group": 1, "state": "started", "ranks": [{"pid": 3, "start_ticks": 9}]}
+    told = {"kind": "group", "segment": 2, "group": 1, "state": "back"}
+    found = with_groups(launch, [again | {"segment": 1, "ranks": [{"pid": 7, "start_ticks": 1}]}, launch, again, told])
+    assert [rank["pid"] for rank in found["ranks"]] == [1, 2, 3]
+    assert with_groups(launch, [launch, told]) == launch
 
 
 def test_groups_are_the_replicas_where_the_deployment_says_so(monkeypatch):

@@ -74,8 +74,8 @@ class GroupLauncher(ProcessLauncher):
             place = ["--group", group, "--groups", groups, "--start", before, "--store", store]
             place += ["--meeting", f"tcp://{store}/group-{group}-{before}"]
             ranks = range(group * own, (group + 1) * own)
-            command = [*self.command(run, segment), *map(str, place)]
-            return LocalRanks(start_ranks(command, run, segment, ranks), lambda: _own_error(run, segment, ranks))
+            started = start_ranks(self.command(run, segment), [str(word) for word in place], run, segment, ranks)
+            return LocalRanks(started, lambda: _own_error(run, segment, ranks))
 
         try:
             return GroupedRanks(run, segment, groups, start, meeting)

@@ -182,20 +182,20 @@ class ProcessLauncher:
             return start_process(command, log_of(run, segment))
         meeting = Path(tempfile.mkdtemp(prefix=PRIVATE))
         try:
-            started = start_ranks([*command, "--meeting", str(meeting / "ranks")], run, segment, range(world))
+            started = start_ranks(command, ["--meeting", str(meeting / "ranks")], run, segment, range(world))
         except BaseException:
             shutil.rmtree(meeting, ignore_errors=True)
             raise
         return LocalRanks(started, lambda: first_error_of(run, segment), meeting)
 
 
-def start_ranks(command: list[str], run: RunDirectory, segment: int, ranks: range) -> list[LocalProcess]:
-    """``ranks`` of a segment, which count from 0 among themselves: all of them or none."""
+def start_ranks(command: list[str], place: list[str], run: RunDirectory, segment: int, ranks: range) -> list[LocalProcess]:
+    """``ranks`` of a segment, which count from 0 among themselves: all or none. ``place``: arguments, the same for all."""
     started: list[LocalProcess] = []
     try:
         for at, rank in enumerate(ranks):
-            place = ["--rank", str(at), "--world", str(len(ranks))]
-            started.append(start_process([*command, *place], log_of(run, segment, rank)))
+            own = ["--rank", str(at), "--world", str(len(ranks))]
+            started.append(start_process([*command, *own, *place], log_of(run, segment, rank)))
     except BaseException:
         for process in started:
             process.kill()

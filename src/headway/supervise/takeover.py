@@ -23,9 +23,7 @@ def take_over(watch: Watch) -> None:
     launch = unfinished_launch(events) or _unrecorded_launch(watch)
     if launch is None:
         return
-    again = [rank for event in events if event["kind"] == "group" for rank in event.get("ranks", ())]
-    if again:  # replica groups that were started again since; those of earlier attempts are gone
-        launch = launch | {"ranks": [*launch.get("ranks", ()), *again]}
+    launch = with_groups(launch, events)
     if _is_of_this_boot(launch, watch.clock.stamp().boot_id):
         reason = _end_here(watch, launch)
     elif launch.get("host") == socket.gethostname() and not _is_elsewhere(launch):
@@ -33,6 +31,13 @@ def take_over(watch: Watch) -> None:
     else:
         reason = _wait_for_silence(watch, launch["segment"])
     watch.record("exit", segment=launch["segment"], code=None, signal=None, reason=f"its owner had died; {reason}")
+
+
+def with_groups(launch: dict, events: list[dict]) -> dict:
+    """With the ranks of replica groups that were started again in that attempt."""
+    groups = [event for event in events if event["kind"] == "group" and event["segment"] == launch["segment"]]
+    again = [rank for event in groups for rank in event.get("ranks", ())]
+    return launch | {"ranks": [*launch.get("ranks", ()), *again]} if again else launch
 
 
 def _unrecorded_launch(watch: Watch) -> dict | None:
