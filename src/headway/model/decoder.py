@@ -72,7 +72,7 @@ class Further(Block):
 
 
 class Decoder(nn.Module):
-    """Build it under ``torch.device("meta")`` for shapes alone; ``to_empty`` and ``initialise`` for values.
+    """Its parameters hold nothing yet: ``initialise`` fills them. Under ``torch.device("meta")`` they have shapes alone.
 
     Products run in the dtype of their weights, what passes between them in ``stream_dtype``. The embedding may be wider than
     that (``precision.ComputeModel``): its gradient is a sum over every occurrence of a token and stays in its own dtype.

@@ -1,5 +1,8 @@
 """AdamW over float32 master weights, by torch's fused kernel: w <- w - rate * decay * w, then Adam with bias correction.
 
+The kernel is called as torch's own optimizer calls it, and not through that: building one imports torch's compiler, which takes
+as long as torch itself, at every restart.
+
 Moments exist, as zeros, before the first step, so that a checkpoint has the same tensors at every step.
 """
 
@@ -9,7 +12,6 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
-from torch.optim import AdamW
 
 from headway.optim.groups import Group
 from headway.optim.parts import WHOLE, Parts
@@ -21,46 +23,54 @@ class FusedAdamW:
 
     def __init__(self, groups: Sequence[Group], spec: OptimizerSpec, parts: Parts = WHOLE):
         """``parts``: none are needed, each element is updated by itself."""
-        self._factors = [group.terms.rate for group in groups]
-        self._torch = AdamW(
-            [
-                {"params": list(group.parameters), "weight_decay": group.terms.decay, "eps": group.terms.epsilon}
-                for group in groups
-            ],
-            betas=(spec.beta1, spec.beta2),
-            fused=True,
-        )
-        self._parameters = [parameter for group in groups for parameter in group.parameters]
-        for parameter in self._parameters:
-            self._torch.state[parameter] = _empty_state(parameter)
-        self.set_rate(spec.peak_rate)
+        self._groups, self._betas, self._rate = tuple(groups), (spec.beta1, spec.beta2), spec.peak_rate
+        parameters = [parameter for group in groups for parameter in group.parameters]
+        self._m = {parameter: torch.zeros_like(parameter) for parameter in parameters}
+        self._v = {parameter: torch.zeros_like(parameter) for parameter in parameters}
+        self._counts = {p: torch.zeros((), dtype=torch.float32, device=p.device) for p in parameters}
 
     def set_rate(self, rate: float) -> None:
-        for group, factor in zip(self._torch.param_groups, self._factors, strict=True):
-            group["lr"] = rate * factor
+        self._rate = rate
 
+    @torch.no_grad()
     def step(self, bad: Tensor | None) -> None:
         """``bad``: a boolean on the device; where it holds, the kernel leaves everything and the counts are taken back.
 
         It goes the way that torch's gradient scaler uses (``found_inf``), which knows 0 and 1 only.
         """
-        self._torch.found_inf = None if bad is None else bad.to(torch.float32)  # type: ignore[attr-defined]
-        self._torch.step()
+        found_inf = None if bad is None else bad.to(torch.float32)
+        for group in self._groups:
+            gradients = {parameter: parameter.grad for parameter in group.parameters if parameter.grad is not None}
+            if gradients:
+                self._update(group, gradients, found_inf)
+
+    def _update(self, group: Group, gradients: dict[nn.Parameter, Tensor], found_inf: Tensor | None) -> None:
+        parameters: list[Tensor] = [*gradients]
+        counts = [self._counts[parameter] for parameter in gradients]
+        torch._foreach_add_(counts, 1)
+        torch._fused_adamw_(
+            parameters,
+            list(gradients.values()),
+            [self._m[parameter] for parameter in gradients],
+            [self._v[parameter] for parameter in gradients],
+            [],
+            counts,
+            lr=self._rate * group.terms.rate,
+            beta1=self._betas[0],
+            beta2=self._betas[1],
+            weight_decay=group.terms.decay,
+            eps=group.terms.epsilon,
+            amsgrad=False,
+            maximize=False,
+            found_inf=found_inf,
+        )
+        if found_inf is not None:
+            torch._foreach_sub_(counts, [found_inf] * len(counts))
 
     def moments(self) -> dict[str, dict[nn.Parameter, Tensor]]:
         """By their letters in checkpoints."""
-        state, parameters = self._torch.state, self._parameters
-        return {"m": {p: state[p]["exp_avg"] for p in parameters}, "v": {p: state[p]["exp_avg_sq"] for p in parameters}}
+        return {"m": self._m, "v": self._v}
 
     def counts(self) -> list[Tensor]:
         """Of updates applied, one of each parameter: bias correction depends on them."""
-        return [state["step"] for state in self._torch.state.values()]
-
-
-def _empty_state(parameter: nn.Parameter) -> dict[str, Tensor]:
-    """What torch would create in the first step (same keys, same dtypes)."""
-    return {
-        "step": torch.zeros((), dtype=torch.float32, device=parameter.device),
-        "exp_avg": torch.zeros_like(parameter),
-        "exp_avg_sq": torch.zeros_like(parameter),
-    }
+        return list(self._counts.values())

@@ -110,9 +110,7 @@ def _trainee(
 
 
 def _alone(spec: Spec, recompute: str) -> Trainee:
-    with torch.device("meta"):
-        decoder = Decoder(spec.model)
-    decoder.to_empty(device="cpu")
+    decoder = Decoder(spec.model)
     initialise(decoder, spec.model, spec.seed)
     compute = ComputeModel(decoder, spec.precision, recompute)
     return Trainee(
