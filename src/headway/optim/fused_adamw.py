@@ -12,55 +12,67 @@ from torch import Tensor, nn
 from torch.optim import AdamW
 
 from headway.optim.groups import Group
+from headway.optim.home import BESIDE, Home
 from headway.optim.parts import WHOLE, Parts
 from headway.recipe.spec import OptimizerSpec
+
+MOMENTS = {"m": "exp_avg", "v": "exp_avg_sq"}
+"""By their letters in checkpoints: torch's names."""
 
 
 class FusedAdamW:
     """The update of the groups that are given; nothing else touches their moments and counts."""
 
-    def __init__(self, groups: Sequence[Group], spec: OptimizerSpec, parts: Parts = WHOLE):
-        """``parts``: none are needed, each element is updated by itself."""
-        self._factors = [group.terms.rate for group in groups]
-        self._torch = AdamW(
-            [
-                {"params": list(group.parameters), "weight_decay": group.terms.decay, "eps": group.terms.epsilon}
-                for group in groups
-            ],
-            betas=(spec.beta1, spec.beta2),
-            fused=True,
-        )
-        self._parameters = [parameter for group in groups for parameter in group.parameters]
-        for parameter in self._parameters:
-            self._torch.state[parameter] = _empty_state(parameter)
+    def __init__(self, groups: Sequence[Group], spec: OptimizerSpec, parts: Parts = WHOLE, home: Home = BESIDE):
+        """``parts``: none are needed, each element is updated by itself. ``home``: of the moments."""
+        parameters = [parameter for group in groups for parameter in group.parameters]
+        self._home = home
+        self._moments = {letter: {p: home.zeros(p) for p in parameters} for letter in MOMENTS}
+        self._portions = [_Portion(groups, portion, spec) for portion in home.portions(parameters, len(MOMENTS)) if portion]
         self.set_rate(spec.peak_rate)
 
     def set_rate(self, rate: float) -> None:
-        for group, factor in zip(self._torch.param_groups, self._factors, strict=True):
-            group["lr"] = rate * factor
+        for portion in self._portions:
+            for group, factor in zip(portion.torch.param_groups, portion.factors, strict=True):
+                group["lr"] = rate * factor
 
     def step(self, bad: Tensor | None) -> None:
         """``bad``: a boolean on the device; where it holds, the kernel leaves everything and the counts are taken back.
 
         It goes the way that torch's gradient scaler uses (``found_inf``), which knows 0 and 1 only.
         """
-        self._torch.found_inf = None if bad is None else bad.to(torch.float32)  # type: ignore[attr-defined]
-        self._torch.step()
+        found_inf = None if bad is None else bad.to(torch.float32)
+        for portion in self._portions:
+            for letter, name in MOMENTS.items():
+                for parameter in portion.parameters:
+                    portion.torch.state[parameter][name] = self._home.bring(self._moments[letter][parameter], parameter)
+            portion.torch.found_inf = found_inf  # type: ignore[attr-defined]
+            portion.torch.step()
+            for letter, name in MOMENTS.items():
+                for parameter in portion.parameters:
+                    self._home.take(portion.torch.state[parameter].pop(name), self._moments[letter][parameter])
 
     def moments(self) -> dict[str, dict[nn.Parameter, Tensor]]:
         """By their letters in checkpoints."""
-        state, parameters = self._torch.state, self._parameters
-        return {"m": {p: state[p]["exp_avg"] for p in parameters}, "v": {p: state[p]["exp_avg_sq"] for p in parameters}}
+        return self._moments
 
     def counts(self) -> list[Tensor]:
         """Of updates applied, one of each parameter: bias correction depends on them."""
-        return [state["step"] for state in self._torch.state.values()]
+        return [state["step"] for portion in self._portions for state in portion.torch.state.values()]
 
 
-def _empty_state(parameter: nn.Parameter) -> dict[str, Tensor]:
-    """What torch would create in the first step (same keys, same dtypes)."""
-    return {
-        "step": torch.zeros((), dtype=torch.float32, device=parameter.device),
-        "exp_avg": torch.zeros_like(parameter),
-        "exp_avg_sq": torch.zeros_like(parameter),
-    }
+class _Portion:
+    """What one call of torch's updates: ``parameters``, in their groups. Its state has counts, and moments during an update."""
+
+    def __init__(self, groups: Sequence[Group], parameters: Sequence[nn.Parameter], spec: OptimizerSpec):
+        self.parameters, chosen = parameters, set(parameters)
+        members = [(group.terms, [p for p in group.parameters if p in chosen]) for group in groups]
+        members = [(terms, own) for terms, own in members if own]
+        self.factors = [terms.rate for terms, _ in members]
+        self.torch = AdamW(
+            [{"params": own, "weight_decay": terms.decay, "eps": terms.epsilon} for terms, own in members],
+            betas=(spec.beta1, spec.beta2),
+            fused=True,
+        )
+        for parameter in parameters:
+            self.torch.state[parameter] = {"step": torch.zeros((), dtype=torch.float32, device=parameter.device)}
