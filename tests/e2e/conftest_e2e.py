@@ -124,8 +124,9 @@ class Bench:
         layouts: dict[str, dict[str, int]] | None = None,
         fleet: dict | None = None,
         corruption: dict[str, int] | None = None,
+        per_step: str = "off",
     ) -> RunDirectory:
-        deployment = self.deployment(layouts, {"every_steps": every_steps, **(checkpoints or {})}, fleet, corruption)
+        deployment = self.deployment(layouts, {"every_steps": every_steps, **(checkpoints or {})}, fleet, corruption, per_step)
         return create_run(
             where,
             spec=self.spec(overrides),
@@ -147,6 +148,7 @@ class Bench:
         checkpoints: dict | None = None,
         fleet: dict | None = None,
         corruption: dict[str, int] | None = None,
+        per_step: str = "off",
     ) -> Deployment:
         """One thread per process, and as many processes as the layouts (stage -> axes) ask for; with a fleet one per node."""
         worlds = {math.prod(axes.get(axis, 1) for axis in AXES) for axes in (layouts or {}).values()} or {1}
@@ -157,7 +159,7 @@ class Bench:
                 "layouts": layouts or {},
                 "checkpoints": {"every_steps": 4, "keep_last": 3, "when_busy": "wait"} | (checkpoints or {}),
                 "state_digest_every": 1,
-                "supervise": {"corruption": corruption or {}},
+                "supervise": {"corruption": corruption or {}, "per_step": per_step},
             }
         )
 

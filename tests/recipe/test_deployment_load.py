@@ -60,6 +60,23 @@ def test_several_machines_have_names_and_something_that_runs_a_command_on_them()
             load_deployment(None, given)
 
 
+def test_replica_groups_need_whole_replicas_on_one_machine():
+    groups = ["processes_per_node=2", "layouts.default.dp_replicate=2", "supervise.per_step=torchft"]
+    unrepeated = "supervise.corruption.repeat_every=0"
+    assert load_deployment(None, [*groups, unrepeated]).supervise.per_step == "torchft"
+    fleet = ['fleet.hosts=["a", "b"]', "fleet.start=[]", "nodes=2", "processes_per_node=1"]
+    stage = ["layouts.main.dp_shard=2"]
+    for given, seen in (
+        (groups, "repeat_every = 600"),
+        ([*groups, unrepeated, *fleet], "torchft over 2 machines"),
+        ([*groups, unrepeated, *stage], "layout 'main' has dp_replicate 1"),
+        (["supervise.per_step=torchft", unrepeated], "layout 'default' has dp_replicate 1"),
+        (["supervise.per_step=on"], "supervise.per_step"),
+    ):
+        with pytest.raises(ConfigError, match=seen):
+            load_deployment(None, given)
+
+
 def test_how_a_layout_is_carried_out_is_run_and_what_is_only_planned_is_refused():
     sets = ["processes_per_node=4", "layouts.default.pp=2", "layouts.default.dp_shard=2", "layouts.default.ep=2"]
     run = ["pipeline=interleaved", "virtual=2", "zero=2", "recompute=full", "offload=all"]

@@ -190,6 +190,9 @@ class Progress:
     def _on_mirror_failed(self, record: Record) -> list[str]:
         return [f"- ALARM: copying step {record['step']} to the mirror failed, training goes on: {record['error']}"]
 
+    def _on_repeated(self, record: Record) -> list[str]:
+        return [f"- step {record['step']} is done again by the replica groups that are left: {record['reason']}"]
+
     def _on_interval(self, record: Record) -> list[str]:
         """Of a deployment with checkpoints.adaptive, when the trainer changes its mind."""
         why = f": {record['reason']}" if record.get("reason") else ""
@@ -252,6 +255,10 @@ class Progress:
     def _on_node(self, record: Record) -> list[str]:
         alarm = "" if record["state"] == "back" else "ALARM: "
         return [f"- {alarm}node {record['host']} is {record['state']}: {record['reason']}"]
+
+    def _on_group(self, record: Record) -> list[str]:
+        alarm = "ALARM: " if record["state"] == "lost" else ""
+        return [f"- {alarm}replica group {record['group']} {record['state']}: {record['reason']}"]
 
     def _on_pause(self, record: Record) -> list[str]:
         return [f"- paused: {record['reason']}; go on with headway resume"]

@@ -41,6 +41,10 @@ def _parser() -> argparse.ArgumentParser:
     train.add_argument("--rank", type=int, default=0)
     train.add_argument("--world", type=int, default=1, help="processes of this segment")
     train.add_argument("--meeting", default=None, help="file, or tcp://address:port/name, through which they find each other")
+    train.add_argument("--group", type=int, default=0, help="of several replica groups, this process's; ranks count within it")
+    train.add_argument("--groups", type=int, default=1, help="replica groups of this segment")
+    train.add_argument("--start", type=int, default=0, help="how often this group was started before")
+    train.add_argument("--store", default=None, help="address:port of the store that all groups reach")
     sample = verbs.add_parser("sample", help="decode prompts with a checkpoint of a run")
     sample.add_argument("run", type=Path)
     sample.add_argument("--checkpoint", default=None, help="name under checkpoints/; default: the newest that verifies")
@@ -70,9 +74,11 @@ def _parser() -> argparse.ArgumentParser:
     dryrun = verbs.add_parser("dryrun", help="one rank's step at its real size, without the others and without values")
     dryrun.add_argument("request", type=Path)
     store = verbs.add_parser("store", help="serve the store through which ranks of several nodes meet, until standard input ends")
-    store.add_argument("--address", required=True)
-    store.add_argument("--port", type=int, required=True)
-    store.add_argument("--descriptor", type=int, required=True, help="of the listening socket")
+    lighthouse = verbs.add_parser("lighthouse", help="the same with torchft's lighthouse, through which replica groups agree")
+    for served in (store, lighthouse):
+        served.add_argument("--address", required=True)
+        served.add_argument("--port", type=int, required=True)
+        served.add_argument("--descriptor", type=int, required=True, help="of the listening socket")
     doctor = verbs.add_parser("doctor", help="known-answer products on every device and in every number format")
     doctor.add_argument("--seconds", type=float, default=4.0)
     verbs.add_parser("bench-input", help="measure whether input or step limits a run: a request on standard input")
@@ -81,7 +87,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _train(options: argparse.Namespace) -> int:
     """One of several ranks leaves whatever ends it where the supervisor looks, and goes at once: the others wait for it."""
-    if options.world == 1:
+    if options.world * options.groups == 1:
         return _train_rank(options)
     try:
         return _train_rank(options)
@@ -94,15 +100,18 @@ def _train(options: argparse.Namespace) -> int:
 
 def _train_rank(options: argparse.Namespace) -> int:
     from headway.parallel.group import Member
+    from headway.train.groups import GroupPlace, follow
     from headway.train.loop import train
     from headway.train.setup import set_up
     from headway.train.stop import StopRequest
 
     stop = StopRequest().on_signals().on_owner_gone()
     member = Member(options.rank, options.world, options.meeting) if options.world > 1 else None
-    run = set_up(options.run, options.segment, stop, member=member)
+    names = ("group", "groups", "rank", "world", "start", "store")
+    group = GroupPlace(**{name: getattr(options, name) for name in names}) if options.groups > 1 else None
+    run = set_up(options.run, options.segment, stop, member=member, group=group)
     try:
-        train(run)
+        (train if run.groups.leads else follow)(run)
     except BaseException:
         run.close(comes_back=True)
         raise
@@ -190,6 +199,13 @@ def _store(options: argparse.Namespace) -> int:
     return 0
 
 
+def _lighthouse(options: argparse.Namespace) -> int:
+    from headway.parallel.replica_groups import serve
+
+    serve(options.address, options.port, options.descriptor)
+    return 0
+
+
 def _doctor(options: argparse.Namespace) -> int:
     from headway.evaluate.known_answers import known_answers
 
@@ -211,7 +227,7 @@ def _leave_error(options: argparse.Namespace, error: HeadwayError) -> None:
         facts: dict[str, object] = {"refused": error.checkpoint} if isinstance(error, CheckpointRefused) else {}
         facts |= {"damage": error.damage} if isinstance(error, DamagedData) else {}
         facts |= {"corruption": error.facts} if isinstance(error, SilentCorruption) else {}
-        rank = {"rank": options.rank} if options.world > 1 else {}
+        rank = {"rank": options.group * options.world + options.rank} if options.world * options.groups > 1 else {}
         content = json.dumps(_described(error) | facts | rank, indent=1, ensure_ascii=False) + "\n"
         create_exclusive(directory / "error.json", content.encode())
 
@@ -232,6 +248,7 @@ VERBS = {
     "dryrun": _dryrun,
     "bench-input": _bench_input,
     "store": _store,
+    "lighthouse": _lighthouse,
     "doctor": _doctor,
 }
 

@@ -312,6 +312,11 @@ class Supervise(Section):
         '["scontrol", "requeue", "{SLURM_JOB_ID}"]; empty: none',
         (),
     )
+    per_step: Literal["off", "torchft"] = said(
+        "torchft: the dp_replicate replicas are groups; when one is lost the others do that step again and go on, and it comes "
+        "back. off: losing a process is a restart of all from a checkpoint",
+        "off",
+    )
     corruption: Corruption = said("checks for silent corruption", Corruption())
 
 

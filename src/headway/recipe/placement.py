@@ -38,6 +38,7 @@ def check_deployment(deployment: Deployment, *, runnable: bool = True) -> Iterat
     if not runnable:
         return
     yield from _check_runnable(deployment)
+    yield from _check_groups(deployment)
     yield from _check_planned_only(deployment)
 
 
@@ -70,6 +71,28 @@ def _check_runnable(deployment: Deployment) -> Iterator[Finding]:
             ("fleet", "least"),
             Problem(f"at least {fleet.least} of {nodes} nodes", "it is how few are enough", "lower fleet.least"),
         )
+
+
+def _check_groups(deployment: Deployment) -> Iterator[Finding]:
+    """Replica groups that may be lost one by one."""
+    if deployment.supervise.per_step == "off":
+        return
+    at, off = ("supervise", "per_step"), 'or per_step = "off"'
+    for name in deployment.layouts or ["default"]:
+        replicas = deployment.layout(name).dp_replicate
+        if replicas < 2:
+            seen, rule = (
+                f"layout {name!r} has dp_replicate {replicas}",
+                "torchft needs two or more whole replicas to lose one of them",
+            )
+            yield at, Problem(seen, rule, f"dp_replicate = 2 or more, {off}")
+    if deployment.fleet.hosts:
+        rule = "replica groups are started on one machine"
+        yield at, Problem(f"torchft over {len(deployment.fleet.hosts)} machines of fleet.hosts", rule, f"leave fleet out, {off}")
+    if deployment.supervise.corruption.repeat_every:
+        seen = f"torchft and supervise.corruption.repeat_every = {deployment.supervise.corruption.repeat_every}"
+        rule = "a step that groups take together cannot be carried out again by one of them"
+        yield at, Problem(seen, rule, f"supervise.corruption.repeat_every = 0, {off}")
 
 
 def _check_layouts(deployment: Deployment, runnable: bool) -> Iterator[Finding]:

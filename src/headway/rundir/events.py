@@ -45,6 +45,7 @@ _FIELDS: dict[str, dict[str, type]] = {
     "pause": {"reason": str},
     "resume": {"reason": str},
     "node": {"host": str, "state": str, "reason": str},
+    "group": {"segment": int, "group": int, "state": str, "reason": str},
     "finish": {"state": str, "reason": str},
     "note": {"text": str},
 }

@@ -38,6 +38,8 @@ _REST = {
     "delivery": Category.PRODUCTIVE,
     "check": Category.VALIDATION_REPLAY,
     "located": Category.VALIDATION_REPLAY,
+    "groups": Category.RECONFIGURE,
+    "repeated": Category.ROLLED_BACK,
     "end": Category.RECONFIGURE,
 }
 """Where the unmarked rest of an interval goes, by kind of row."""
@@ -69,6 +71,8 @@ _FIELDS: dict[str, _Fields] = {
     "interval": {**_STEP, "seconds": _NUMBER},
     "check": {**_STEP, "by": str},
     "located": {**_STEP, "of_segment": int, "parameter": str},
+    "groups": {**_STEP, "groups": list, "lost": list, "back": list},
+    "repeated": {**_STEP, "reason": str},
     "end": {**_STEP, "state": str},
 }
 """Fields that readers rely on, by kind. A step is never negative."""

@@ -24,6 +24,7 @@ from headway.rundir.metrics import as_row
 from headway.rundir.requests import Inbox, Request
 from headway.supervise.causes import cause, status_words
 from headway.supervise.corruption import of_exit, record_location
+from headway.supervise.groups import GroupedRanks
 from headway.supervise.launcher import LocalRanks, TrainerProcess, world_of
 from headway.supervise.options import SuperviseOptions
 from headway.supervise.patience import Patience
@@ -143,10 +144,12 @@ class Attempt:
         try:
             while (status := self._process.poll()) is None:
                 self._take_rows()
+                self._tell_of_groups()
                 self._ranks.look()
                 self._decide()
                 self._watch.pause()
             self._take_rows()
+            self._tell_of_groups()
         except BaseException:
             self._process.kill()
             raise
@@ -167,6 +170,12 @@ class Attempt:
             self._watch.show(row)
             if row["kind"] == "located":
                 record_location(self._watch.run, row, self._watch.record)
+            if isinstance(self._process, GroupedRanks):
+                self._process.heard(row)
+
+    def _tell_of_groups(self) -> None:
+        for fields in self._process.news() if isinstance(self._process, GroupedRanks) else ():
+            self._watch.record("group", **fields)
 
     def _decide(self) -> None:
         watch, options = self._watch, self._watch.options

@@ -181,25 +181,39 @@ class ProcessLauncher:
         if world == 1:
             return start_process(command, log_of(run, segment))
         meeting = Path(tempfile.mkdtemp(prefix=PRIVATE))
-        started: list[LocalProcess] = []
         try:
-            for rank in range(world):
-                place = ["--rank", str(rank), "--world", str(world), "--meeting", str(meeting / "ranks")]
-                started.append(start_process([*command, *place], log_of(run, segment, rank)))
+            started = start_ranks([*command, "--meeting", str(meeting / "ranks")], run, segment, range(world))
         except BaseException:
-            for process in started:
-                process.kill()
-                process.close()
             shutil.rmtree(meeting, ignore_errors=True)
             raise
         return LocalRanks(started, lambda: first_error_of(run, segment), meeting)
 
 
+def start_ranks(command: list[str], run: RunDirectory, segment: int, ranks: range) -> list[LocalProcess]:
+    """``ranks`` of a segment, which count from 0 among themselves: all of them or none."""
+    started: list[LocalProcess] = []
+    try:
+        for at, rank in enumerate(ranks):
+            place = ["--rank", str(at), "--world", str(len(ranks))]
+            started.append(start_process([*command, *place], log_of(run, segment, rank)))
+    except BaseException:
+        for process in started:
+            process.kill()
+            process.close()
+        raise
+    return started
+
+
 def world_of(run: RunDirectory, segment: int) -> int:
     """Processes of a segment, as its record says; 1 where there is none."""
+    return int(recorded_layout(run, segment).get("world", 1))
+
+
+def recorded_layout(run: RunDirectory, segment: int) -> dict[str, Any]:
+    """As a segment's record says it; empty where there is none."""
     path = run.segment(segment) / "segment.json"
     layout: Any = read_json(path, "segment").get("layout", {}) if path.exists() else {}
-    return int(layout.get("world", 1))
+    return layout
 
 
 def first_error_of(run: RunDirectory, segment: int) -> int | None:

@@ -21,26 +21,36 @@ _WAITING = 4096
 class Meeting:
     """The store, started when it is first needed, and again where it has died."""
 
-    def __init__(self, address: str):
-        self._address = address
+    def __init__(self, address: str, verb: str = "store"):
+        """``verb``: of the engine; ``lighthouse`` serves replica groups too."""
+        self._address, self._verb = address, verb
         self._process: subprocess.Popen[bytes] | None = None
         self._port = 0
 
     def place(self, segment: int) -> str:
         """Where the ranks of ``segment`` meet, as ``parallel/group.py`` reads it."""
+        return f"tcp://{self.store()}/segment-{segment:04d}"
+
+    def store(self) -> str:
+        """Its address and port."""
         if self._process is None or self._process.poll() is not None:
             self._start()
-        return f"tcp://{self._address}:{self._port}/segment-{segment:04d}"
+        return f"{self._address}:{self._port}"
 
     @property
     def pid(self) -> int | None:
         return self._process.pid if self._process else None
 
+    @property
+    def has_died(self) -> bool:
+        return self._process is not None and self._process.poll() is not None
+
     def close(self) -> None:
-        """It reads end of file, and ends."""
+        """It reads that it is done with, and ends."""
         if self._process is not None:
             assert self._process.stdin is not None
             with contextlib.suppress(OSError):
+                self._process.stdin.write(b".")  # end of file alone says that the supervisor has died
                 self._process.stdin.close()
             try:
                 self._process.wait(5.0)
@@ -55,7 +65,7 @@ class Meeting:
                 listener.bind((self._address, 0))
                 listener.listen(_WAITING)
                 self._port = listener.getsockname()[1]
-                command = [sys.executable, "-m", "headway.engine", "store", "--address", self._address]
+                command = [sys.executable, "-m", "headway.engine", self._verb, "--address", self._address]
                 self._process = subprocess.Popen(
                     [*command, "--port", str(self._port), "--descriptor", str(listener.fileno())],
                     stdin=subprocess.PIPE,

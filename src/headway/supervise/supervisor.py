@@ -47,6 +47,7 @@ from headway.supervise.causes import error_of, error_words, log_tail
 from headway.supervise.commands import refuse_foreign
 from headway.supervise.corruption import record_finding
 from headway.supervise.fleet import Fleet, FleetOptions, described
+from headway.supervise.groups import GroupLauncher, replica_groups
 from headway.supervise.launcher import Launcher, ProcessLauncher, engine_command
 from headway.supervise.options import Outcome, SuperviseOptions
 from headway.supervise.patience import Patience
@@ -111,7 +112,7 @@ def supervise(
                 show=show,
                 inbox=Inbox(run, lease.epoch, clock),
             )
-            return _Supervisor(watch, launcher or ProcessLauncher(), deployment, change, Spikes(watch, spike)).run()
+            return _Supervisor(watch, launcher or GroupLauncher(), deployment, change, Spikes(watch, spike)).run()
     finally:
         lease.release()
 
@@ -274,7 +275,9 @@ class _Supervisor:
         stated = run.info()["deployment"]
         deployment = self._deployment or deployment_of(run, list(segments.values()))
         layout = self._layout(deployment, choice.step, hosts)
-        end_writers(run, _most_ranks(run), first=layout["world"])  # nobody comes back for what they hold
+        end_writers(
+            run, _most_ranks(run), first=layout["world"] // layout.get("groups", 1)
+        )  # nobody comes back for what they hold
         reason, transitions = self._reason(bool(segments)), self._transitions(segments, parent, choice.step)
         segment = Segment(
             id=max({*segments, *saving_segments(run)}, default=0) + 1,
@@ -301,8 +304,9 @@ class _Supervisor:
         stage = spec.stages[schedule.place(min(step, schedule.total_steps)).stage].name
         if self._fleet is not None:
             return self._fleet.place(deployment, stage, hosts)
-        world = deployment.get("nodes", 1) * deployment.get("processes_per_node", 1)
-        return {"world": world, "stage": stage, "axes": layout_of(deployment, stage)}
+        world, axes = deployment.get("nodes", 1) * deployment.get("processes_per_node", 1), layout_of(deployment, stage)
+        groups = replica_groups(deployment, axes)
+        return {"world": world, "stage": stage, "axes": axes} | ({"groups": groups} if groups > 1 else {})
 
     def _quarantines(self, segments: dict[int, Segment], parent: Segment | None, step: int) -> tuple[dict, ...]:
         """Those in force, also where no checkpoint was written under them yet; and what was found last, from here on."""

@@ -19,9 +19,13 @@ from headway.supervise.launcher import kill_session
 
 def take_over(watch: Watch) -> None:
     """Returns when no trainer of an earlier owner runs any more; records its exit."""
-    launch = unfinished_launch(read_events(watch.run)) or _unrecorded_launch(watch)
+    events = read_events(watch.run)
+    launch = unfinished_launch(events) or _unrecorded_launch(watch)
     if launch is None:
         return
+    again = [rank for event in events if event["kind"] == "group" for rank in event.get("ranks", ())]
+    if again:  # replica groups that were started again since; those of earlier attempts are gone
+        launch = launch | {"ranks": [*launch.get("ranks", ()), *again]}
     if _is_of_this_boot(launch, watch.clock.stamp().boot_id):
         reason = _end_here(watch, launch)
     elif launch.get("host") == socket.gethostname() and not _is_elsewhere(launch):

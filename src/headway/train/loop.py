@@ -40,10 +40,14 @@ def train(run: TrainRun) -> str:
     finish_step(run)
     while run.step < run.until and not run.stop:
         run.heart.enter(DATA, run.step)
+        if not run.groups.gather(run):
+            break
         batch, waited_ns = run.batches().get(run.step)
         run.log.mark("data_stall")
         run.heart.enter(COMPILE if is_new_shape(run) else STEP, run.step)
-        result = run.sound.step(batch, run.schedule.rate(run.step), lambda: bool(run.stop.own))
+        result = run.groups.step(run, batch)
+        if result is None:
+            continue
         run.step += 1
         run.heart.stepped(run.step, waited_ns)
         run.stop.agreed(result.wish)
@@ -114,7 +118,9 @@ def end(run: TrainRun, spike: dict[str, Any] | None = None) -> str:
         state, told = "spike", {"reason": f"step {run.step} is {words}", "spike": spike}
     if run.step > run.segment.restored_step:
         record_delivery(run)
-    run.log.write("end", step=run.step, state=state, digest=digest(run), peak_bytes=peak_bytes(), **told)
+    found = digest(run)
+    told |= run.groups.end(run, found)
+    run.log.write("end", step=run.step, state=state, digest=found, peak_bytes=peak_bytes(), **told)
     run.crew.leave()
     return state
 

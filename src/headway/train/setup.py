@@ -29,6 +29,7 @@ from headway.data.stream import Stream, stream_digests
 from headway.data.tokenizer import Tokenizer
 from headway.parallel.group import Member
 from headway.parallel.mesh import Axes
+from headway.parallel.replica_groups import GroupPlace
 from headway.parallel.waits import watch_waits
 from headway.recipe.schedules import Schedule
 from headway.recipe.spec import Spec
@@ -42,7 +43,8 @@ from headway.store.manifest import Manifest
 from headway.train.cadence import Cadence
 from headway.train.crew import ALONE, Crew, Unwritten, join
 from headway.train.environment import differences, full_environment
-from headway.train.feed import Feed, StepBatch
+from headway.train.feed import Feed, Replica, StepBatch
+from headway.train.groups import Groups, OneGroup, Unsaved, inner_axes
 from headway.train.soundness.check import CheckPolicy, Soundness
 from headway.train.spikes import SpikeWatch
 from headway.train.stop import Stop, StopRequest
@@ -106,6 +108,7 @@ class TrainRun:
     environment: dict[str, Any]
     heart: Heart = field(default_factory=Heart)
     crew: Crew = ALONE
+    groups: OneGroup = field(default_factory=OneGroup)  # of replicas
     place: Place | None = None  # of this rank among those that save
     until: int = 0  # the last step of this segment: of the run, or before another layout takes over
     phases_ns: dict[str, int] = field(default_factory=dict)  # of the start
@@ -133,6 +136,13 @@ class TrainRun:
             self._prefetcher = Prefetcher(self.feed.fetch, self.step, PREFETCH_STEPS, end=self.until, on_stall=self._record_stall)
         return self._prefetcher
 
+    def refetch(self, replica: Replica) -> None:
+        """From the current step on, the share of ``replica``."""
+        if self._prefetcher is not None:
+            self._prefetcher.close()
+            self._prefetcher = None
+        self.feed.replica = replica
+
     def _record_stall(self, waited_ns: int) -> None:
         """A reader that stalls is named while it stalls, not after a time-out (D12)."""
         self.log.write("stall", step=self.step, waited_ns=waited_ns, shard=self.reader.reading, rest="data_stall")
@@ -143,28 +153,36 @@ class TrainRun:
         if self._prefetcher is not None:
             self._prefetcher.close()
         self.reader.close()
+        self.groups.close()
         self.unwatch()
         self.heart.close()
 
 
 def set_up(
-    run_root: Path, segment_id: int, stop: StopRequest, clock: Clock | None = None, member: Member | None = None
+    run_root: Path,
+    segment_id: int,
+    stop: StopRequest,
+    clock: Clock | None = None,
+    member: Member | None = None,
+    group: GroupPlace | None = None,
 ) -> TrainRun:
     """Build the run of ``segment_id``: ranks, data, model, optimiser, and the state that the segment restores.
 
-    ``member``: which of several processes this is (None: the only one).
+    ``member``: which of several processes this is (None: the only one); of its ``group``, where there are several.
     """
     directory, clock = RunDirectory.open(run_root), clock or SystemClock()
-    failpoints.arm(directory.root, member.rank if member else 0)
+    rank, world = (group.global_rank, group.groups * group.world) if group else (member.rank, member.world) if member else (0, 1)
+    failpoints.arm(directory.root, rank)
     info, spec = directory.info(), directory.spec()
     chain = chain_of(directory, segment_id)
     schedule = Schedule(spec, chain[-1].rates)
     deployment, phases = in_force(chain[-1], info["deployment"]), Phases(clock)
     axes, policy = axes_at(chain[-1].restored_step, schedule, deployment), TrainPolicy.of(deployment)
     torch.set_num_threads(policy.threads)
-    environment = full_environment(str(axes))
-    log = log_of(directory, segment_id, clock, member.rank if member else 0)
-    heart = Heart.start(directory, segment_id, member.rank if member else 0, member.world if member else 1)
+    environment = full_environment(f"{axes}, in groups" if group else str(axes))
+    axes, groups = inner_axes(axes, group), Groups(group) if group else OneGroup()
+    log = log_of(directory, segment_id, clock, rank)
+    heart = Heart.start(directory, segment_id, rank, world)
     log.write("start", pid=os.getpid(), environment=environment, spec_digest=spec.digest())
 
     crew = join(member, axes, given_up=lambda: stop)
@@ -180,15 +198,15 @@ def set_up(
     heart.tick()
     place = crew.place(directory, segment_id)
     saves = replace(policy.saves, back_steps=SpikeRules.of(spec).keeps_back_steps)
-    saver, cadence = Saver(place, saves, clock), Cadence(directory, deployment, clock, log)
+    saver = Saver(place, saves, clock) if groups.leads else Unsaved()
+    cadence = Cadence(directory, deployment, clock, log)
     sound, spikes = Soundness(policy.checks, trainee, crew, log), SpikeWatch(chain[-1], stream, schedule, crew)
     trainee.veto = spikes.veto
     watched = (saver, cadence, sound, spikes, Stop(stop, crew), environment)
     parts = (spec, policy, schedule, trainee, tokenizer, reader, feed, log, *watched)
     until = end_of_layout(chain[-1].restored_step, schedule, deployment)
-    run = TrainRun(
-        directory, chain, clock, *parts, heart=heart, crew=crew, place=place, until=until, phases_ns=phases.ns, unwatch=unwatch
-    )
+    started: dict[str, Any] = {"heart": heart, "crew": crew, "groups": groups, "place": place, "unwatch": unwatch}
+    run = TrainRun(directory, chain, clock, *parts, until=until, phases_ns=phases.ns, **started)
     saver.on_wait = lambda: say_waiting(run)
     log.mark("init")
     restore(run)
@@ -255,8 +273,9 @@ def open_data(where: str | Path, spec: Spec, cache: CacheOptions | None = None) 
 
 
 def restore(run: TrainRun) -> None:
-    """Load exactly the checkpoint that the segment names; nothing else is ever tried here."""
-    name, changed, from_memory, checked = run.segment.checkpoint, [], False, {}
+    """Load exactly the checkpoint that the segment names; nothing else is ever tried here. A replica group that was started again
+    is handed the state by the others."""
+    name, changed, from_memory, checked = run.segment.checkpoint if not run.groups.is_behind else None, [], False, {}
     images = run.saver.images(name)
     if not images:
         run.saver.attach(run.trainee.saved_state())  # memory is filled while this one reads

@@ -42,6 +42,10 @@ class StepResult:
     own: float = 0.0  # nats over the targets of this rank alone, 0 where its stage of a pipeline has none
 
 
+class StepLost(Exception):
+    """A replica group was lost in a step: nobody has applied anything, and those that are left do it again."""
+
+
 class Sums:
     """Over the micro-batches of one step, on the device until ``read``."""
 
@@ -58,6 +62,19 @@ class Sums:
             self.routing = routing if self.routing is None else self.routing + routing
             self.loads.add(sums.tally)
 
+    def add_up(self, everybody: Callable[[torch.Tensor], torch.Tensor], *, wish: bool) -> bool:
+        """Over rank i of all replica groups, before anything is summed within one; whether any of these has a ``wish``."""
+        told = everybody(self._numbers(wish, self.losses.device if self.losses is not None else "cpu"))
+        self.losses, self.routing = told[:3], told[3:4]
+        self.loads.sum_over(everybody)
+        return bool(told[4] > 0)
+
+    def _numbers(self, wish: bool, device: torch.device | str) -> torch.Tensor:
+        """Losses, routing, wish; a stage of a pipeline may have none of them."""
+        losses = torch.zeros(3, dtype=torch.float64, device=device) if self.losses is None else self.losses
+        routing = losses.new_zeros(1) if self.routing is None else self.routing
+        return torch.cat([losses, routing, losses.new_full((1,), float(wish))])
+
     def share_loads(self, mesh: Mesh | None) -> None:
         """Loads of the whole batch, on every rank: once per step."""
         if mesh is not None:
@@ -66,14 +83,12 @@ class Sums:
     def read(self, mesh: Mesh | None, wish: bool) -> tuple[list[float], bool]:
         """Losses over the whole batch of the step (a stage of a pipeline may have none of them), then routing; and whether any
         rank has a ``wish``, which travels with them."""
-        device = mesh.device if mesh is not None else "cpu"
-        losses = torch.zeros(3, dtype=torch.float64, device=device) if self.losses is None else self.losses
-        routing = losses.new_zeros(1) if self.routing is None else self.routing
+        told = self._numbers(wish, mesh.device if mesh is not None else "cpu")
         if mesh is None:
-            return [*losses.tolist(), *routing.tolist()], wish
+            return told[:4].tolist(), wish
         if mesh.axes.tp > 1:  # each of its ranks has the same losses, and routes tokens of its own
-            dist.all_reduce(routing, group=mesh.group("tp"))
-        told = over_batch(torch.cat([losses, routing, losses.new_full((1,), float(wish))]), mesh)
+            dist.all_reduce(told[3:4], group=mesh.group("tp"))
+        told = over_batch(told, mesh)
         if mesh.axes.tp > 1:  # ranks that share tokens may have another
             dist.all_reduce(told[-1:], dist.ReduceOp.MAX)
         *numbers, wishes = told.tolist()
@@ -94,12 +109,28 @@ def train_step(
     look: Callable[[Sums], None] = lambda sums: None,
 ) -> StepResult:
     """Run one update in place; ``rate`` is the learning rate of this step, ``wish`` is asked at its end, ``look`` is called when
-    the gradients are there."""
+    the gradients are there. StepLost where a replica group was lost meanwhile."""
     failpoints.hit("step.begin", batch.place.step + 1, trainee.memory_of_state)
     sums = accumulate(trainee, batch)
     failpoints.hit("step.gradients", batch.place.step + 1, trainee.memory_of_gradients)
     look(sums)
+    if trainee.groups is not None:
+        wished = add_up(trainee, sums, batch.place.step, wish())
+        return update(trainee, batch, sums, rate, lambda: wished)
     return update(trainee, batch, sums, rate, wish)
+
+
+def add_up(trainee: Trainee, sums: Sums, step: int, wish: bool) -> bool:
+    """Gradients and sums of the whole batch, where replica groups have parts of it: the same bits in all of them. Whether any
+    group has a ``wish``."""
+    groups = trainee.groups
+    assert groups is not None
+    groups.sum_all(list(trainee.gradients().values()))
+    wished = sums.add_up(groups.sum, wish=wish)
+    if not groups.commits(step):
+        trainee.optimizer.zero_grad()
+        raise StepLost(groups.error or "another rank did not have all sums")
+    return wished
 
 
 def update(trainee: Trainee, batch: StepBatch, sums: Sums, rate: float, wish: Callable[[], bool] = lambda: False) -> StepResult:

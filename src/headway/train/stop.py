@@ -45,13 +45,13 @@ class StopRequest:
 
 
 class Stop:
-    """What the loop obeys: the process's own wish when alone, else what was agreed last, the same on all ranks."""
+    """What the loop obeys: the process's own wish when alone, and what was agreed last, the same on all ranks."""
 
     def __init__(self, own: StopRequest, crew: Crew):
         self.own, self._crew, self._agreed = own, crew, False
 
     def __bool__(self) -> bool:
-        return self._agreed if self._crew.together else bool(self.own)
+        return self._agreed or (bool(self.own) and not self._crew.together)
 
     @property
     def reason(self) -> str | None:

@@ -18,6 +18,7 @@ from headway.optim.guard import Guard
 from headway.optim.home import BESIDE, Home, InHostMemory
 from headway.optim.parts import WHOLE, Parts
 from headway.parallel.mesh import Axes, Mesh
+from headway.parallel.replica_groups import ReplicaGroups
 from headway.parallel.state import LocalParts, local_values
 from headway.recipe.spec import Spec
 from headway.recipe.trainable import refuse_untrainable
@@ -42,6 +43,7 @@ class Trainee:
     mesh: Mesh | None = None  # None: one process
     veto: Veto | None = None  # the same answer on all ranks; None: nothing but the guard leaves an update out
     parts: Parts = WHOLE  # how parameters lie on the ranks
+    groups: ReplicaGroups | None = None  # that add their gradients; None: this is the only one
 
     def state(self) -> dict[str, torch.Tensor]:
         """The flat state: param/..., m/..., v/..., guard/... All of it is restored."""

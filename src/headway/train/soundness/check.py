@@ -11,14 +11,18 @@ from __future__ import annotations
 
 import json
 import socket
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
 
 from headway.base.digests import canonical_json
 from headway.base.errors import SilentCorruption
 from headway.checkpoint.agreement import Disagreement, disagreement, has_copies
 from headway.checkpoint.checksum import checksums
+from headway.parallel.replica_groups import GroupPlace, ReplicaGroups
 from headway.rundir.layout import RunDirectory
 from headway.rundir.metrics import StepLog
 from headway.rundir.segments import Segment
@@ -60,6 +64,7 @@ class Soundness:
         self.checked = {REPLICAS: 0, REPEAT: 0}
         self._losses: dict[int, float] = {}
         self._compared, self._copies = 0, False
+        self._groups_agreed = 0  # the last step after which all replica groups held the same
         self._search: Search | None = None
 
     def begin(self, run: RunDirectory, segment: Segment, step: int, checked: dict[str, int]) -> None:
@@ -67,6 +72,7 @@ class Soundness:
         self._run, self._segment = run, segment
         self.checked[REPEAT] = checked.get(REPEAT, step)  # where no step was repeated yet, nothing speaks against this state
         self.checked[REPLICAS] = self._compared = step  # it was read once, and sent to all that hold it
+        self._groups_agreed = step
         if self._policy.compare_every and self._crew.together:
             self._copies = self._crew.anybody(has_copies(self._trainee.state()))
         if self._copies:
@@ -84,6 +90,8 @@ class Soundness:
         """A step is done and on record."""
         if self.checked[REPEAT] == step:
             self._log.write("check", step=step, by=REPEAT)
+        if self._policy.compare_every and step % self._policy.compare_every == 0 and self._trainee.groups is not None:
+            self._compare_groups(step, self._trainee.groups)
         if not self._copies:
             return
         self._losses[step] = own_loss
@@ -106,6 +114,32 @@ class Soundness:
         self.checked[REPLICAS] = self._compared = step
         self._losses.clear()
         self._log.write("check", step=step, by=REPLICAS)
+
+    def _compare_groups(self, step: int, groups: ReplicaGroups) -> None:
+        """Rank i of all replica groups holds the same. SilentCorruption in the leading one, whose end is that of all."""
+        own = checksums(self._trainee.own_state())
+        told = groups.gathered(np.array([own[name] for name in sorted(own)], dtype=np.int64).tobytes())
+        rows = [np.frombuffer(one, dtype=np.int64) for one in told]  # none where a group was lost this moment
+        differing = [name for name, *numbers in zip(sorted(own), *rows, strict=False) if len(set(numbers)) > 1]
+        said = {"names": differing[:MOST_TENSORS], "odd": [groups.members[at] for at in minority(told)]}
+        found = [json.loads(words) for words in self._crew.told_by_all(canonical_json(said))]
+        names = sorted({name for one in found for name in one["names"]}, key=lambda name: (not name.startswith("param/"), name))
+        if not names:
+            self._groups_agreed = step if told else self._groups_agreed
+        elif groups.leads:
+            suspects = sorted({group for one in found for group in one["odd"]}) or groups.members
+            raise self._groups_differ(step, names, suspects, groups.place)
+
+    def _groups_differ(self, step: int, names: list[str], suspects: list[int], place: GroupPlace) -> SilentCorruption:
+        ranks = [group * place.world + rank for group in suspects for rank in range(place.world)]
+        hosts = [socket.gethostname()] * (place.groups * place.world)  # groups are of one machine
+        parameter, agreed = names[0].partition("/")[2], self._groups_agreed
+        words = (
+            f"after step {step} the replica groups' copies of {parameter} are not equal: {who_words(ranks, hosts)} has other bits"
+        )
+        facts = {"by": REPLICAS, "step": step, "agreed": agreed, "parameter": parameter, "tensors": names[:MOST_TENSORS]}
+        rule = f"replica groups hold the same bits; after step {agreed} they did"
+        return SilentCorruption(facts | who(ranks, hosts) | {"words": words}, rule, WAY_OUT)
 
     def _copies_differ(self, step: int, found: Disagreement) -> SilentCorruption:
         hosts, agreed = self._hosts(), self.checked[REPLICAS]
@@ -176,6 +210,12 @@ class Soundness:
 
     def _hosts(self) -> list[str]:
         return [name.decode(errors="replace") for name in self._crew.told_by_all(socket.gethostname().encode())]
+
+
+def minority(copies: Sequence[bytes]) -> list[int]:
+    """Places of those that differ from what more than half of them have; empty: all agree, or no more than half do."""
+    (most, count), *_ = Counter(copies).most_common(1) or [(b"", 0)]
+    return [at for at, copy in enumerate(copies) if copy != most] if 2 * count > len(copies) else []
 
 
 def differ(one: NotedStep, other: NotedStep) -> bool:
