@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import subprocess
+import sys
 import tracemalloc
 
 import numpy as np
@@ -276,3 +278,9 @@ def test_D13_memory_does_not_grow_with_batches(corpus):
     grown, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert grown < 20_000
+
+
+def test_who_reads_tokens_loads_no_library_for_text():
+    """It would hold twice the memory that the stream does."""
+    code = "import sys, headway.data.reader, headway.data.stream; print({'numpy', 'tokenizers', 'tiktoken'} & set(sys.modules))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "{'numpy'}\n"

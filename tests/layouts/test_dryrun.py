@@ -12,8 +12,10 @@ from headway.parallel.mesh import Axes
 from headway.plan import departures as departing
 from headway.plan.departures import PADDING
 from headway.plan.held import stage_run
+from headway.plan.host_link import refuse_uncounted
 from headway.plan.reconcile import Line, engine_work, reconcile
 from headway.plan.work import Layout, Pipeline, Recompute
+from headway.recipe.offload import Offload
 from headway.recipe.spec import PrecisionSpec, Spec
 from headway.train.dryrun import run as dryrun_run
 from headway.train.dryrun.run import Request, dry_run
@@ -25,7 +27,7 @@ SPEC = replace(described("proxy", ("model.kv_heads=4",)), precision=BFLOAT16)
 ROUTED = replace(described("mixtral-8x7b"), precision=BFLOAT16)
 LATENT = replace(described("deepseek-v3"), precision=BFLOAT16)
 """With a layer without experts, shared experts, a head for one more token."""
-COUNTS = ("exchanges", "flops", "attention_flops", "parameters")
+COUNTS = ("exchanges", "flops", "attention_flops", "host_bytes", "parameters")
 
 
 def deep(layers: int = 7, **changes) -> Spec:
@@ -53,8 +55,17 @@ def counted(found: dict) -> dict:
         (deep_routed(5), {"dp_shard": 2, "cp": 2, "ep": 2}),
         (deep_routed(5, LATENT), {"dp_shard": 4, "ep": 2, "tp": 2}),
         (deep_routed(5), {"cp": 2, "recompute": "full"}),
+        (deep(), {"dp_shard": 2, "tp": 2, "offload": Offload.ALL}),
     ],
-    ids=["uniform", "every other layer", "cp", "experts", "latents, experts from the second layer on", "computed again"],
+    ids=[
+        "uniform",
+        "every other layer",
+        "cp",
+        "experts",
+        "latents, experts from the second layer on",
+        "computed again",
+        "offload",
+    ],
 )
 def test_few_layers_say_what_all_do(monkeypatch, spec, axes):
     few = seen(spec, 2, **axes)
@@ -98,9 +109,13 @@ ROUTED_LAYOUTS = [
 ]
 
 
-def lines(spec: Spec, passes: int, axes: dict) -> list[Line]:
+def layout_with(axes: dict) -> Layout:
     kinds = {"recompute": Recompute(axes.get("recompute", "none")), "pipeline": Pipeline(axes.get("pipeline", "1f1b"))}
-    layout = Layout(**axes | kinds)
+    return Layout(**axes | kinds)
+
+
+def lines(spec: Spec, passes: int, axes: dict) -> list[Line]:
+    layout = layout_with(axes)
     work = engine_work(spec.model, spec.precision, spec.stages[0].sequence_length, passes * layout.dp)
     request = Request(spec=spec, axes=Axes(**axes), passes=passes, pipeline_stage=stage_run(spec.model, layout))
     return reconcile(work, layout, dry_run(request))
@@ -122,6 +137,57 @@ def test_the_plan_agrees_on_experts(spec, axes):
     found = lines(spec, 2, axes)
     assert [line for line in found if not line.agrees] == []
     assert sum(line.what.startswith("ep, all-to-all") for line in found) == 2 * (axes.get("ep", 1) > 1)
+
+
+def long(spec: Spec, tokens: int = 2048) -> Spec:
+    """Rows of which every tensor is worth a copy."""
+    return replace(spec, stages=(replace(spec.stages[0], sequence_length=tokens),))
+
+
+@pytest.mark.parametrize(
+    ("spec", "axes"),
+    [
+        (deep(3), {"dp_shard": 2}),
+        (deep(3, block="post", norm="layernorm", ffn="gelu"), {"dp_shard": 2, "tp": 2}),
+        (deep(3), {"dp_shard": 2, "tp": 2, "recompute": "full"}),
+        (deep(4), {"pp": 2, "dp_shard": 2}),
+        (deep_routed(2), {"dp_shard": 2, "ep": 2}),
+        (deep_routed(3, LATENT), {"dp_shard": 2, "ep": 2, "recompute": "full"}),
+        (deep(3, window=12, full_attention_every=2), {"cp": 2, "recompute": "full"}),
+    ],
+    ids=[
+        "fsdp",
+        "other modules over tp",
+        "computed again",
+        "pipeline",
+        "experts",
+        "latents, computed again",
+        "windows over cp, computed again",
+    ],
+)
+def test_the_plan_agrees_on_what_goes_over_the_host_s_link(spec, axes):
+    spec, axes = long(spec), axes | {"offload": Offload.ALL}
+    refuse_uncounted(engine_work(spec.model, spec.precision, 2048, 1), layout_with(axes))
+    found = {line.what: line for line in lines(spec, 2, axes)}
+    assert [line.what for line in found.values() if not line.agrees] == []
+    assert found["bytes of moments, each way"].seen == 8 * found["parameters of a rank"].seen
+    assert found["bytes of activations to host memory"].seen == found["bytes of activations back"].seen > 0
+
+
+@pytest.mark.parametrize(
+    ("spec", "axes", "said"),
+    [
+        (deep(2), {"cp": 2}, "cp 2"),
+        (deep(2), {"recompute": "selective"}, "recompute selective"),
+        (deep(2, window=12), {}, "a window"),
+        (deep(2, attention_softcap=30.0), {}, "capped scores"),
+        (deep_routed(2, LATENT), {}, "latents"),
+        (deep_routed(2), {"tp": 2}, "tp 2 with experts"),
+    ],
+)
+def test_activations_that_are_not_counted_are_refused_by_what_they_are(spec, axes, said):
+    with pytest.raises(ConfigError, match=f"offload=activations with {said}"):
+        refuse_uncounted(engine_work(spec.model, BFLOAT16, 256, 1), layout_with(axes | {"offload": Offload.ACTIVATIONS}))
 
 
 def test_counts_of_rows_are_exchanged_before_them():

@@ -17,6 +17,7 @@ from headway.recipe.chips import find_chip
 from headway.recipe.cluster import with_cluster
 from headway.recipe.deployment import AXES
 from headway.recipe.load import load_deployment, load_recipe
+from headway.recipe.offload import Offload
 from headway.recipe.placement import settle
 from headway.recipe.resolve import resolve
 
@@ -100,7 +101,7 @@ def test_layouts_carry_every_field():
             "zero": 1,
             "recompute": "full",
             "sequence_parallel": "false",
-            "offload": "true",
+            "offload": "all",
         }.items()
     ]
     deployment = planned(*sets)
@@ -116,7 +117,7 @@ def test_layouts_carry_every_field():
         zero=1,
         recompute=Recompute.FULL,
         sequence_parallel=False,
-        offload=True,
+        offload=Offload.ALL,
     )
     assert layout_of(deployment, "main") == Layout(tp=8, dp_shard=2)
     assert layout_of(deployment, "main", micro_batch=2).micro_batch == 2

@@ -221,7 +221,8 @@ def test_a_layout_is_read_and_replicas_fill_the_cluster() -> None:
         ("tp=0", "a whole number, at least 1"),
         ("tp=-2", "a whole number, at least 1"),
         ("recompute=some", "recompute is one of none, selective, "),
-        ("offload=yes", "offload is true or false"),
+        ("sequence_parallel=yes", "sequence_parallel is true or false"),
+        ("offload=yes", "offload is one of none, optimizer, activations, all"),
         ("tp=3", "16,384 chips are no multiple of that"),
     ],
 )

@@ -42,6 +42,7 @@ def plans() -> Iterator[Plan]:
         draft(*GPT, "model.heads=16", "model.width=1024"),
         where(*CHIP[:1], "nodes=2", "processes_per_node=8", "layouts.default.tp=16"),
     )
+    yield make_plan(draft(*GPT), where(*CHIP, "layouts.default={dp_shard=8, offload='all'}"))
     yield make_plan(draft(recipe="llama3-8b"), where("failures.per_device=0.01h", preset="llama3-8b"))  # it never ends
     yield make_plan(draft("model.mup={base_width=128}", "model.experts={experts=4, top_k=2, width=256}"), where())
     yield make_plan(draft(), where("processes_per_node=2", "layouts.default.dp_shard=2"))

@@ -203,6 +203,13 @@ def test_storage_that_fills_up():
     assert "checkpoints outgrow the storage" not in risks(deployment=("storage.capacity=90MiB",))
 
 
+def test_offload_where_the_device_is_the_host():
+    moved = ("layouts.default={offload='all'}",)
+    assert "stage main: offload all" in risks(deployment=moved)["offload on a CPU"]
+    on_chips = where(*CHIP, "layouts.default={dp_shard=8, offload='all'}")
+    assert "offload on a CPU" not in rules(draft(*GPT), on_chips)
+
+
 def test_memory_of_ranks():
     spec = draft(*GPT, "stages.0.sequence=8192")
     small = where("accelerator.kind=L4", *CHIP[1:3], "layouts.default={dp_shard=8, zero=0, micro_batch=8}")

@@ -25,6 +25,7 @@ from headway.plan.show.with_numbers import contradicts
 from headway.plan.work import EXPERT_IMBALANCE, Cluster, Implementation, Layout, Loss, Pipeline, Recompute, Work
 from headway.recipe.chips import find_chip
 from headway.recipe.load import load_deployment, load_recipe
+from headway.recipe.offload import PORTION_BYTES, Offload
 from headway.recipe.resolve import resolve
 from headway.recipe.spec import ExpertsSpec, LatentSpec, ModelSpec
 
@@ -66,7 +67,7 @@ def layouts(draw) -> Layout:
         zero=draw(st.integers(0, 3)),
         recompute=draw(st.sampled_from(list(Recompute))),
         sequence_parallel=draw(st.booleans()),
-        offload=draw(st.booleans()),
+        offload=draw(st.sampled_from(list(Offload))),
     )
 
 
@@ -144,7 +145,7 @@ def test_a_larger_micro_batch_never_takes_less(work, layout):
 @given(works(), layouts())
 def test_stages_sum_to_the_models_state(work, layout):
     """Without sharding and tensor parallelism. A tied head is a copy of the embedding on the last of several stages."""
-    alone = replace(layout, zero=0, tp=1, ep=1, dp_shard=1, cp=1, offload=False)
+    alone = replace(layout, zero=0, tp=1, ep=1, dp_shard=1, cp=1, offload=Offload.NONE)
     each = work.weight_bytes + work.gradient_bytes + work.optimizer_bytes
     count = count_parameters(work.model).stored
     assert sum(memory.state for memory in everywhere(work, alone)) == pytest.approx(each * count, rel=1e-12)
@@ -168,8 +169,9 @@ def test_quantities_are_the_components(work, layout):
         found = memory_quantities(work, layout, CLUSTER, memory.stage)
         total = found["total"]
         assert total.value == memory.total
-        parts = [part.number() for name, part in found.items() if name not in ("total", "headroom")]
+        parts = [part.number() for name, part in found.items() if name not in ("total", "headroom", "host")]
         assert sum(parts) == pytest.approx(memory.total)
+        assert ("host" in found) == (layout.offload is not Offload.NONE)
         assert found["headroom"].number() == CLUSTER.chip.memory_bytes - total.number()
         assert len({quantity.name for quantity in found.values()}) == len(found)
 
@@ -216,11 +218,26 @@ def test_uneven_stages_and_who_holds_the_ends():
     assert [memory.logits > 0 for memory in memories] == [False, False, False, True]
 
 
-def test_offloaded_states_leave_the_device():
+def test_of_moments_in_host_memory_a_portion_is_on_the_device():
+    """Master copies stay. Where one parameter's are more than a portion, they are what is there."""
     work = Work(model=MODELS[0], sequence=1024, batch=8)
-    there, away = (rank_memory(work, Layout(offload=offload), CLUSTER, 0) for offload in (False, True))
-    assert there.total - away.total == 12 * count_parameters(MODELS[0]).stored
-    assert (away.moments, away.master) == (0, 0)
+    there, away = (rank_memory(work, Layout(offload=kind), CLUSTER, 0) for kind in (Offload.NONE, Offload.OPTIMIZER))
+    assert there.moments == 8 * count_parameters(MODELS[0]).stored > away.moments == PORTION_BYTES
+    assert there.total - away.total == there.moments - away.moments
+    wide = replace(work, model=replace(work.model, vocabulary=128_000))
+    moments = [rank_memory(wide, Layout(offload=Offload.ALL, dp_shard=n), CLUSTER, 0).moments for n in (1, 2, 64)]
+    assert moments == [8 * 128_000 * 1024, 8 * 64_000 * 1024, 8 * count_parameters(wide.model).stored / 64]
+
+
+def test_of_activations_in_host_memory_two_blocks_are_on_the_device():
+    work, layout = Work(model=model(6), sequence=1024, batch=8), Layout(pp=2, offload=Offload.ACTIVATIONS)
+    there, away = (rank_memory(work, replace(layout, offload=kind), CLUSTER, 0) for kind in (Offload.NONE, layout.offload))
+    assert away.activations == pytest.approx(there.activations * 2 / (3 * 2))  # of 3 blocks, for each of 2 micro-batches
+    assert away.state == there.state
+    host = memory_quantities(work, layout, CLUSTER, 0)["host"]
+    assert host.value == pytest.approx(there.activations)
+    both = memory_quantities(work, replace(layout, offload=Offload.ALL), CLUSTER, 0)["host"]
+    assert both.number() - host.number() == there.moments
 
 
 def test_gradients_on_the_way_to_their_shards():

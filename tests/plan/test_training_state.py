@@ -37,7 +37,7 @@ def test_a_process_holds_what_zero_leaves_on_it(zero: int, each: float):
 
 def test_the_bytes_are_the_deployments():
     assert state("state.gradient_bytes=2", "state.optimizer_bytes=8") == (12, pytest.approx(12 / 8))
-    assert state("layouts.default={dp_shard=8, zero=2, offload=true}") == (18, pytest.approx(2 + 4 / 8))
+    assert state("layouts.default={dp_shard=8, zero=2, offload='activations'}") == (18, pytest.approx(2 + (4 + 12) / 8))
 
 
 def test_a_process_is_the_one_that_holds_most():

@@ -110,7 +110,7 @@ def test_one_cadence_of_checkpoints_counts():
     "override",
     [
         "layouts.default.micro_batch=2",
-        "layouts.default.offload=true",
+        "layouts.default.sequence_parallel=false",
         "state.gradient_bytes=2",
         "implementation.dropout=true",
         "checkpoints.every=30min",

@@ -7,7 +7,9 @@ import os
 import pytest
 
 from headway.base.errors import ConfigError
+from headway.recipe.deployment import Deployment
 from headway.recipe.load import load_deployment
+from headway.recipe.offload import Offload
 from headway.recipe.placement import check_stages
 
 
@@ -77,11 +79,22 @@ def test_replica_groups_need_whole_replicas_on_one_machine():
 
 def test_how_a_layout_is_carried_out_is_run_and_what_is_only_planned_is_refused():
     sets = ["processes_per_node=4", "layouts.default.pp=2", "layouts.default.dp_shard=2", "layouts.default.ep=2"]
-    run = ["pipeline=interleaved", "virtual=2", "zero=2", "recompute=full"]
+    run = ["pipeline=interleaved", "virtual=2", "zero=2", "recompute=full", "offload=all"]
     assert load_deployment(None, [*sets, *(f"layouts.default.{field}" for field in run)]).world == 4
-    for planned in ("micro_batch=2", "sequence_parallel=false", "offload=true"):
+    for planned in ("micro_batch=2", "sequence_parallel=false"):
         with pytest.raises(ConfigError, match="planned, not run"):
             load_deployment(None, [*sets, f"layouts.default.{planned}"])
+
+
+def test_offload_of_the_first_records_is_read_and_in_files_it_is_a_word():
+    """It was a truth value then, and no engine acted upon it."""
+    one = load_deployment(None, ["layouts.default.dp_shard=1"]).resolved()
+    for recorded, meant in ((False, "none"), (True, "optimizer")):
+        one["layouts"]["default"]["offload"] = recorded
+        assert Deployment.of_resolved(one).layout("main").offload == meant
+        assert Offload.of_record(recorded) == meant
+    with pytest.raises(ConfigError, match="offload is one of none, optimizer, activations, all"):
+        load_deployment(None, ["layouts.default.offload=true"])
 
 
 def test_threads_are_shared_by_the_processes_of_a_machine():

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import itertools
 import math
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -131,3 +134,17 @@ def test_weights_learn_and_gains_do_not_decay():
     losses = [train_step(trainee, make_batch((8,)), 3e-3).loss for _ in range(40)]
     assert losses[-1] < losses[0] - 1.0
     assert losses[0] == pytest.approx(math.log(VOCABULARY), abs=0.05)  # an untrained model knows nothing
+
+
+def test_a_trainer_of_one_process_never_imports_torchs_compiler():
+    """It takes as long as torch itself, at every restart."""
+    code = (
+        "import sys, headway.train.loop\n"
+        "from headway.train.setup import set_up\n"
+        "from test_train_step import build_trainee, make_batch, make_spec, train_step\n"
+        "for compute in ('float32', 'bfloat16'):\n"
+        "    train_step(build_trainee(make_spec(compute)), make_batch((4, 4)), 1e-3)\n"
+        "print({'torch', 'torch._dynamo', 'sympy', 'torch.distributed.tensor'} & set(sys.modules))\n"
+    )
+    found = subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parent, capture_output=True, text=True, check=True)
+    assert found.stdout == "{'torch'}\n"

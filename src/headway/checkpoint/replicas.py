@@ -35,9 +35,13 @@ class LocalShare:
     routes: tuple[tuple[dist.ProcessGroup, int], ...]
 
     def pass_on(self) -> None:
-        """From the reader to its replicas."""
+        """From the reader to its replicas; by way of the device where messages lie there, and the values in host memory."""
         for group, source in self.routes:
-            dist.broadcast(_as_bytes(self.values), source, group)
+            values = _as_bytes(self.values)
+            sent = values.to(_device())
+            dist.broadcast(sent, source, group)
+            if sent is not values:
+                values.copy_(sent)
 
 
 def local_share(name: str, tensor: torch.Tensor, holders: dist.ProcessGroup | None, *, together: bool) -> LocalShare:

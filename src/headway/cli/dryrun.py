@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from headway.recipe.spec import Spec
 
 
-UNDRY = {"sequence_parallel": True, "offload": False}
+UNDRY = {"sequence_parallel": True}
 """What a dry run has no counterpart for in the plan, with the only value that it takes."""
 
 
@@ -42,8 +42,8 @@ def dryrun(
         str,
         Parameter(
             metavar="LAYOUT",
-            help="Sizes of the axes (dp_replicate, dp_shard, cp, tp, ep, pp, virtual), pipeline, zero, recompute and micro_batch "
-            "(sequences), such as tp=8,dp_shard=2048. Of a pipeline the first stage with most layers is run.",
+            help="Sizes of the axes (dp_replicate, dp_shard, cp, tp, ep, pp, virtual), pipeline, zero, recompute, offload and "
+            "micro_batch (sequences), such as tp=8,dp_shard=2048. Of a pipeline the first stage with most layers is run.",
         ),
     ],
     world: Annotated[int | None, Parameter(metavar="N", help="Ranks; dp_shard fills what the layout leaves open.")] = None,
@@ -59,6 +59,7 @@ def dryrun(
     """
     from headway.cli.engine import require_engine
     from headway.cli.output import print_json, say
+    from headway.plan.host_link import refuse_uncounted
     from headway.plan.reconcile import engine_work, reconcile
 
     require_engine()
@@ -67,6 +68,7 @@ def dryrun(
     at = stage_of(spec, stage)
     task = spec.stages[at]
     work = engine_work(spec.model, spec.precision, task.sequence_length, max(p.batch_sequences for p in task.phases))
+    refuse_uncounted(work, sizes)
     seen = _ask(spec, sizes, at, sizes.micro_batches(work.batch))
     lines = reconcile(work, sizes, seen)
     if json:
@@ -156,6 +158,10 @@ def dryrun_lines(layout: Layout, seen: dict[str, Any], lines: Sequence[Line]) ->
     state = ", ".join(f"{name} {format_bytes(size)}" for name, size in seen["state_bytes"].items())
     yield f"state of the rank, float32: {state}"
     yield ""
+    if seen["host_bytes"]:
+        moved = ", ".join(f"{name} {format_bytes(size)}" for name, size in seen["host_bytes"].items())
+        yield f"over the host's link in a step: {moved}"
+        yield ""
     rows = [_row(line) for line in lines]
     yield from table(
         ["of a step and rank", "calls planned", "expected", "seen", "planned", "expected", "seen", ""], rows, left=(0, 7)

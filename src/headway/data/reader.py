@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -31,9 +31,11 @@ from headway.data.place import CacheOptions, DataPlace, tokenizer_directory
 from headway.data.plans import Plan
 from headway.data.stream import ChunkSpan, Positions
 from headway.data.token_sets import DocumentSpan, Tokens
-from headway.data.tokenizer import Tokenizer
 from headway.data.windows import HeldOutBatch, Spans, WindowBatch, cut_batch, document_numbers, held_out_batch, parts_of
 from headway.recipe.spec import Spec, StageSpec
+
+if TYPE_CHECKING:
+    from headway.data.tokenizer import Tokenizer
 
 
 class TokenReader:
@@ -275,6 +277,8 @@ class TokenReader:
 
 def frozen_tokenizer(where: str | Path, spec: Spec, cache: CacheOptions | None = None) -> Tokenizer:
     """The tokenizer that ``spec`` was frozen with: of data at a URL only that and the manifest are fetched. EnvironmentFault."""
+    from headway.data.tokenizer import Tokenizer  # who reads tokens needs none of its library, which holds 50 MB
+
     refuse_moved(where)
     directory = tokenizer_directory(where, cache)
     entry = DataManifest.load(directory).tokenizer

@@ -13,8 +13,11 @@ Shapes: B batch, T time, D width.
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 from torch import Tensor, nn
 
+from headway.model.away import Away
 from headway.model.context import Context
 from headway.model.dropout import drop
 from headway.model.experts import Experts, mixture
@@ -31,10 +34,12 @@ from headway.recipe.spec import ModelSpec
 class Block(nn.Module):
     """``layer`` from 0 decides on experts, window and positions; ``name`` is its place among the parameters, such as layers.3.
 
-    ``recompute``: a key of ``recompute.RECOMPUTED``; models for training set it.
+    ``recompute``: a key of ``recompute.RECOMPUTED``; ``away``: where what it keeps lies meanwhile, None: where it is. Models for
+    training set both.
     """
 
     recompute = "none"
+    away: Away | None = None
 
     def __init__(self, spec: ModelSpec, layer: int, name: str):
         super().__init__()
@@ -56,7 +61,8 @@ class Block(nn.Module):
             self.attention_out_norm, self.ffn_out_norm = Norm(spec, spec.width), Norm(spec, spec.width)
 
     def forward(self, x_BTD: Tensor, context: Context) -> Tensor:
-        return again(self._compute, "full" if self.recompute == "full" else "none", x_BTD, context)
+        with self.away.keeping(self, context) if self.away is not None else nullcontext():
+            return again(self._compute, "full" if self.recompute == "full" else "none", x_BTD, context)
 
     def _compute(self, x_BTD: Tensor, context: Context) -> Tensor:
         kind = self.spec.block
@@ -83,11 +89,11 @@ class Block(nn.Module):
         return "selective" if self.recompute == "selective" else "none"
 
     def _attend(self, x_BTD: Tensor, context: Context) -> Tensor:
-        return again(self.attention, self._parts, x_BTD, context)
+        return again(self.attention, self._parts, x_BTD, context, away=self.away)
 
     def _ffn(self, x_BTD: Tensor, context: Context) -> Tensor:
         if self.experts is None:
-            return again(self.ffn, self._parts, x_BTD, context.ranks)
+            return again(self.ffn, self._parts, x_BTD, context.ranks, away=self.away)
         tally, ranks = context.tally_of(self.name), context.ranks
         routed_BTD = mixture(x_BTD, self.router, self.experts, tally, context.scored_BT, ranks)
         return routed_BTD if self.shared is None else routed_BTD + self.shared(x_BTD, ranks)

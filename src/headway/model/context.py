@@ -69,6 +69,13 @@ class Context:
     scored_BT: Tensor | None = None  # bool, whole rows: tokens that a loss depends on, so that routers may count them; None: all
     ranks: Ranks = ALONE  # that share the work
 
+    def tensors(self) -> list[Tensor]:
+        """What all layers read."""
+        seen = [self.full, *([] if self.windowed is None else [self.windowed])]
+        found = [self.cos_BsE, self.sin_BsE, self.scored_BT, self.position_BT, self.document_BT]
+        found += [x for visible in seen for x in (visible.start_Bs, visible.mask_BsT)]
+        return [x for x in found if x is not None]
+
     def tally_of(self, layer: str) -> LayerTally | None:
         return None if self.tally is None else self.tally.of(layer)
 

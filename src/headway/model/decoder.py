@@ -13,7 +13,7 @@ Shapes: B batch, T time, D width, V vocabulary. Names of modules are the names o
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import cast
 
@@ -21,6 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from headway.model.away import Away
 from headway.model.block import Block
 from headway.model.context import Context
 from headway.model.dropout import drop
@@ -72,7 +73,7 @@ class Further(Block):
 
 
 class Decoder(nn.Module):
-    """Build it under ``torch.device("meta")`` for shapes alone; ``to_empty`` and ``initialise`` for values.
+    """Its parameters hold nothing yet: ``initialise`` fills them. Under ``torch.device("meta")`` they have shapes alone.
 
     Products run in the dtype of their weights, what passes between them in ``stream_dtype``. The embedding may be wider than
     that (``precision.ComputeModel``): its gradient is a sum over every occurrence of a token and stays in its own dtype.
@@ -95,8 +96,16 @@ class Decoder(nn.Module):
 
     def recompute(self, kind: str) -> None:
         """In all blocks, those of heads for further tokens too."""
-        for block in (module for module in self.modules() if isinstance(module, Block)):
+        for block in self._blocks():
             block.recompute = kind
+
+    def put_away(self, away: Away) -> None:
+        """Likewise: what they keep for their backward pass lies there."""
+        for block in self._blocks():
+            block.away = away
+
+    def _blocks(self) -> Iterator[Block]:
+        return (module for module in self.modules() if isinstance(module, Block))
 
     @property
     def head_weight(self) -> Tensor:

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from headway.base.errors import ConfigError
+from headway.model.away import Away
 from headway.model.context import Context
 from headway.model.decoder import Decoder, Hidden
 from headway.model.float8 import make_product
@@ -62,7 +63,8 @@ class ComputeModel:
 
     ranks: Ranks = ALONE
 
-    def __init__(self, decoder: Decoder, precision: PrecisionSpec, recompute: str = "none"):
+    def __init__(self, decoder: Decoder, precision: PrecisionSpec, recompute: str = "none", away: Away | None = None):
+        """``recompute``, ``away``: what its blocks compute again, and where they keep the rest (None: where it is)."""
         if unknown := sorted({precision.compute, *precision.modules.values()} - COMPUTE_DTYPES.keys()):
             raise ConfigError(f"unknown compute precision {unknown[0]!r}", f"known: {', '.join(COMPUTE_DTYPES)}")
         self.decoder, self.spec = decoder, decoder.spec
@@ -73,6 +75,8 @@ class ComputeModel:
         self._copies: list[Tensor] = []
         self._model = decoder if set(self.dtypes.values()) == {torch.float32} else self._build_copy()
         self._model.recompute(recompute)
+        if away is not None:
+            self._model.put_away(away)
         self.refresh()
 
     @property

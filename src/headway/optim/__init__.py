@@ -3,6 +3,7 @@
 build         groups by recipe/mup.py          Optimizer: rate, step, the tensors that a checkpoint holds
 fused_adamw   AdamW by torch's fused kernel    muon   orthogonal updates of matrices
 clip          the norm of the whole gradient   guard  which gradients may change anything
+home          where moments lie between updates
 
 One update, nothing of which waits for the device before it is under way:
 

@@ -11,6 +11,7 @@ from headway.base.errors import ConfigError, RunError
 from headway.optim import KINDS
 from headway.optim.fused_adamw import FusedAdamW
 from headway.optim.groups import Group, group_parameters
+from headway.optim.home import BESIDE, Home
 from headway.optim.muon import Muon
 from headway.optim.parts import WHOLE, Parts
 from headway.recipe.roles import parameter_shapes
@@ -20,7 +21,7 @@ from headway.recipe.spec import ModelSpec, OptimizerSpec
 class Update(Protocol):
     """What changes the parameters of its groups."""
 
-    def __init__(self, groups: Sequence[Group], spec: OptimizerSpec, parts: Parts): ...
+    def __init__(self, groups: Sequence[Group], spec: OptimizerSpec, parts: Parts, home: Home): ...
     def set_rate(self, rate: float) -> None: ...
     def step(self, bad: Tensor | None) -> None: ...
     def moments(self) -> dict[str, dict[nn.Parameter, Tensor]]: ...
@@ -30,29 +31,38 @@ class Update(Protocol):
 UPDATES: dict[str, type[Update]] = {"adamw": FusedAdamW, "muon": Muon}
 
 
-def build_optimizer(model: nn.Module, spec: OptimizerSpec) -> Optimizer:
-    """Of a whole decoder, at the peak rate (``set_rate`` before each step)."""
+def build_optimizer(model: nn.Module, spec: OptimizerSpec, home: Home = BESIDE) -> Optimizer:
+    """Of a whole decoder, at the peak rate (``set_rate`` before each step). ``home``: of moments."""
     named, whole = dict(model.named_parameters()), cast(ModelSpec, model.spec)
     missing = {shape.name for shape in parameter_shapes(whole)} - named.keys()
     assert not missing, f"parameters are missing: {sorted(missing)}"
-    return optimizer_of(named, whole, spec)
+    return optimizer_of(named, whole, spec, home=home)
 
 
-def optimizer_of(named: dict[str, nn.Parameter], model: ModelSpec, spec: OptimizerSpec, parts: Parts = WHOLE) -> Optimizer:
+def optimizer_of(
+    named: dict[str, nn.Parameter], model: ModelSpec, spec: OptimizerSpec, parts: Parts = WHOLE, home: Home = BESIDE
+) -> Optimizer:
     """The same of parameters that lie on ranks as ``parts`` says."""
     if spec.kind not in KINDS:
         raise ConfigError(f"unknown optimizer {spec.kind!r}", f"known: {', '.join(KINDS)}")
-    return Optimizer(named, group_parameters(named, model, spec), spec, parts)
+    return Optimizer(named, group_parameters(named, model, spec), spec, parts, home)
 
 
 class Optimizer:
     """Every parameter of a model and what updates it. The tensors stay the same ones as long as it lives."""
 
-    def __init__(self, named: dict[str, nn.Parameter], groups: Sequence[Group], spec: OptimizerSpec, parts: Parts = WHOLE):
+    def __init__(
+        self,
+        named: dict[str, nn.Parameter],
+        groups: Sequence[Group],
+        spec: OptimizerSpec,
+        parts: Parts = WHOLE,
+        home: Home = BESIDE,
+    ):
         self.groups = tuple(groups)
-        self._named, self._parts = named, parts
+        self._named, self._parts, self._home = named, parts, home
         used = {kind: [group for group in groups if group.terms.update == kind] for kind in UPDATES}
-        self._updates = [UPDATES[kind](mine, spec, parts) for kind, mine in used.items() if mine]
+        self._updates = [UPDATES[kind](mine, spec, parts, home) for kind, mine in used.items() if mine]
 
     @property
     def parameters(self) -> dict[str, nn.Parameter]:
@@ -78,6 +88,7 @@ class Optimizer:
 
         Matrices under Muon have no v, balance parameters have neither.
         """
+        self._home.settle()
         logical = self._parts.logical
         flat = {f"param/{name}": logical(name, parameter.detach()) for name, parameter in self._named.items()}
         for kind in ("m", "v"):

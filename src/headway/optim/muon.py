@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from headway.optim.groups import Group
+from headway.optim.home import BESIDE, Home
 from headway.optim.parts import WHOLE, Parts
 from headway.recipe.spec import OptimizerSpec
 
@@ -59,10 +60,11 @@ def orthogonal(u_XRC: Tensor) -> Tensor:
 class Muon:
     """The update of the groups that are given. It has no second moments and counts nothing."""
 
-    def __init__(self, groups: Sequence[Group], spec: OptimizerSpec, parts: Parts = WHOLE):
-        self._groups, self._parts = groups, parts
+    def __init__(self, groups: Sequence[Group], spec: OptimizerSpec, parts: Parts = WHOLE, home: Home = BESIDE):
+        """``home``: of the momentum; it comes matrix by matrix."""
+        self._groups, self._parts, self._home = groups, parts, home
         self._momentum, self._scale = spec.momentum, SCALES[spec.muon_scale]
-        self._m = {p: torch.zeros_like(p) for group in groups for p in group.parameters}
+        self._m = {p: home.zeros(p) for group in groups for p in group.parameters}
         self.set_rate(spec.peak_rate)
 
     def set_rate(self, rate: float) -> None:
@@ -79,7 +81,7 @@ class Muon:
 
     def _update(self, parameter: nn.Parameter, rate: float, shrink: float, bad: Tensor | None) -> None:
         assert parameter.grad is not None
-        g, m, w = parameter.grad, self._m[parameter], parameter.detach()
+        g, m, w = parameter.grad, self._home.bring(self._m[parameter], parameter), parameter.detach()
         new_m = m.lerp(g, 1 - self._momentum)
         u = g.lerp(new_m, self._momentum)
         whole = self._parts.gather(parameter, u)
@@ -87,6 +89,7 @@ class Muon:
         new_w = (w * (1 - shrink)).add_(o, alpha=-rate * self._scale(*whole.shape[-2:]))
         _put(new_m, m, bad)
         _put(new_w, w, bad)
+        self._home.take(m, self._m[parameter])
 
     def moments(self) -> dict[str, dict[nn.Parameter, Tensor]]:
         """By their letters in checkpoints."""

@@ -20,6 +20,8 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from headway.recipe.offload import Offload
+
 AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
 
 
@@ -37,12 +39,14 @@ class Axes:
     pipeline: str = "1f1b"
     zero: int = 3
     recompute: str = "none"
+    offload: Offload = Offload.NONE
 
     @staticmethod
     def of(layout: Mapping[str, Any]) -> Axes:
         """From a resolved deployment's layout; what only plans use is left out."""
         names = {field.name for field in fields(Axes)}
-        return Axes(**{name: value for name, value in layout.items() if name in names})
+        given = {name: value for name, value in layout.items() if name in names}
+        return Axes(**given | {"offload": Offload.of_record(given.get("offload", "none"))})
 
     @property
     def world(self) -> int:

@@ -24,9 +24,11 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
+from headway.model.away import Away
 from headway.model.block import Block
 from headway.model.context import Context
 from headway.model.decoder import Decoder, Hidden, Piece
+from headway.model.host_memory import HostMemory, HostMemoryBeside
 from headway.model.init import initialise_part
 from headway.model.loss import LossSums, OutputRule, Vocabulary, loss_sums
 from headway.model.precision import COMPUTE_DTYPES
@@ -47,7 +49,12 @@ from headway.recipe.trainable import parameter_precisions
 
 
 class ShardedModel:
-    """What a step runs on a rank of ``mesh``; the same methods as ``precision.ComputeModel``."""
+    """What a step runs on a rank of ``mesh``; the same methods as ``precision.ComputeModel``.
+
+    ``memory_type`` is what a dry run replaces.
+    """
+
+    memory_type: type[HostMemory] = HostMemoryBeside
 
     def __init__(self, spec: ModelSpec, precision: PrecisionSpec, seed: int, mesh: Mesh, piece: Piece | None = None):
         """``piece``: of a pipeline, whose weights stay gathered through a step (``parallel/pipeline.py``)."""
@@ -61,6 +68,9 @@ class ShardedModel:
             self.decoder = Decoder(spec, piece)
         self.decoder.stream_dtype = self.dtype
         self.decoder.recompute(mesh.axes.recompute)
+        self.away = Away(self.memory_type()) if mesh.axes.offload.activations else None
+        if self.away is not None:
+            self.decoder.put_away(self.away)
         for name, module in _parameter_modules(self.decoder):
             module.dtype = self.dtypes[f"{name}.weight"]
         self._divide()

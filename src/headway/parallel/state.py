@@ -125,14 +125,12 @@ def local_values(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _as_whole(part: Tensor, parameter: Tensor) -> Tensor:
-    """``part``, which lies as ``parameter`` does."""
+    """``part``, which lies as ``parameter`` does; moments may be in host memory, from which ``from_local`` would copy them."""
     if not is_distributed(parameter):
         return part
     from torch.distributed.tensor import DTensor
 
-    return DTensor.from_local(
-        part, parameter.device_mesh, parameter.placements, run_check=False, shape=parameter.shape, stride=parameter.stride()
-    )
+    return DTensor(part, parameter._spec, requires_grad=False)
 
 
 def _whole_matrices(part: Tensor, parameter: DTensor) -> Tensor:

@@ -16,6 +16,7 @@ from headway.formulas.chips import Chip
 from headway.formulas.parameters import count_parameters
 from headway.plan.memory.state import one_moment_parameters
 from headway.plan.work import Cluster, Implementation, Layout, Loss, Pipeline, Recompute, Work
+from headway.recipe.offload import Offload
 from headway.recipe.spec import Spec, StageSpec
 
 if TYPE_CHECKING:
@@ -82,7 +83,8 @@ def layout_of(deployment: Deployment, stage: str, micro_batch: int | None = None
 
 def layout_from(stated: Stated) -> Layout:
     """That of a deployment as the models take it."""
-    return Layout(**stated.model_dump() | {"pipeline": Pipeline(stated.pipeline), "recompute": Recompute(stated.recompute)})
+    kinds = {"pipeline": Pipeline(stated.pipeline), "recompute": Recompute(stated.recompute), "offload": Offload(stated.offload)}
+    return Layout(**stated.model_dump() | kinds)
 
 
 def largest_batch(stage: StageSpec) -> int:

@@ -14,6 +14,7 @@ from headway.plan.layout.feasible import batch_warning
 from headway.plan.outlook import memory_section, stored_checkpoints
 from headway.plan.plan import Risk
 from headway.plan.rates import Predicted
+from headway.recipe.offload import Offload
 
 MOST_LOST_SHARE = 0.1
 MOST_OF_THE_TIME = 0.5
@@ -257,6 +258,15 @@ def unnamed_convention(facts: PlanFacts) -> Iterator[Risk]:
         )
 
 
+def offload_to_itself(facts: PlanFacts) -> Iterator[Risk]:
+    """A CPU's memory is the host's."""
+    moved = {name: layout.offload for name, layout in facts.layouts.items() if layout.offload is not Offload.NONE}
+    if facts.deployment.accelerator.kind == "cpu" and moved:
+        shown = ", ".join(f"stage {name}: offload {kind}" for name, kind in moved.items())
+        rule = "its memory is the host's already: what is moved is copied, and nothing becomes free"
+        yield Risk("offload on a CPU", rule, f"{shown}; leave offload out where no accelerator is")
+
+
 def _is_assumed(facts: PlanFacts) -> bool:
     return facts.assumed_flops_per_second.value is not None and not (facts.calibrated and facts.calibrated.rates)
 
@@ -272,4 +282,5 @@ DEVICE_RULES: tuple[Callable[[PlanFacts], Iterator[Risk]], ...] = (
     beyond_published,
     far_from_prediction,
     unnamed_convention,
+    offload_to_itself,
 )

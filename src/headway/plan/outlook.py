@@ -17,6 +17,7 @@ from headway.plan.memory.state import state_quantities
 from headway.plan.plan import Cell, Column, Section, Table
 from headway.plan.ranges import product, rising
 from headway.recipe.mixture_rules import rule_words
+from headway.recipe.offload import Offload
 from headway.recipe.spec import SourceSpec, Spec, StageSpec
 
 if TYPE_CHECKING:
@@ -37,6 +38,8 @@ def memory_section(facts: PlanFacts) -> Section:
 def _process_memory(facts: PlanFacts, stage: StageSpec) -> dict[str, Quantity] | None:
     """Of this engine on CPUs; None for layouts whose ranks are not counted tensor by tensor."""
     one, layout, optimizer = largest_pass(facts, stage), facts.layouts[stage.name], facts.spec.optimizer
+    if layout.offload is not Offload.NONE:
+        return None
     if layout.world == 1:
         return memory_quantities(one, optimizer)
     batch = max(phase.batch_sequences for phase in stage.phases)

@@ -210,6 +210,7 @@ PARTS: dict[str, tuple[str, tuple[str, ...]]] = {
         _WIRE,
     ),
     "pp": ("messages between pipeline stages, as far as nothing hides them: see the communication sheet", _WIRE),
+    "host": ("activations on their way to host memory and back, as far as computation does not hide them", _PASS),
     "bubble": (
         "filling and draining: one micro-batch through all other stages, divided among the chunks of a rank",
         ("pp", "virtual", "pipeline", "micro_batches"),

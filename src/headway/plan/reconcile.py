@@ -31,6 +31,7 @@ from headway.plan.departures import (
     planned_messages,
 )
 from headway.plan.held import held, padded, products_per_token, stage_run
+from headway.plan.host_link import TENSOR_BY_TENSOR, kept_activations, planned_activations, planned_moments
 from headway.plan.memory.model import sharded_parameters
 from headway.plan.memory.stages import stages
 from headway.plan.work import Layout, Work
@@ -73,7 +74,7 @@ def engine_work(model: ModelSpec, precision: PrecisionSpec, sequence: int, batch
 
 def reconcile(work: Work, layout: Layout, seen: dict[str, Any]) -> list[Line]:
     """``seen``: what a dry run answered."""
-    return [*_exchanges(work, layout, seen["exchanges"]), *_quantities(work, layout, seen)]
+    return [*_exchanges(work, layout, seen["exchanges"]), *_quantities(work, layout, seen), *_host_link(work, layout, seen)]
 
 
 def _exchanges(work: Work, layout: Layout, seen: list[dict[str, Any]]) -> Iterator[Line]:
@@ -137,6 +138,18 @@ def _attention(work: Work, layout: Layout, tokens: float, seen: dict[str, float]
         Added(selective * (forward + masked), "attention is computed again as a whole, whatever its kernel keeps"),
     ]
     yield _quantity("FLOPs of attention, backward", (2 + full) * forward, seen.get("backward", 0), added)
+
+
+def _host_link(work: Work, layout: Layout, seen: dict[str, Any]) -> Iterator[Line]:
+    """Bytes over the host's link in a step."""
+    met = seen["host_bytes"]
+    if layout.offload.moments:
+        yield _quantity("bytes of moments, each way", planned_moments(work, layout), met.get("moments each way", 0))
+    if layout.offload.activations:
+        planned = planned_activations(work, layout)
+        added = [Added(kept_activations(work, layout) - planned, TENSOR_BY_TENSOR)]
+        for way in ("to host memory", "back"):
+            yield _quantity(f"bytes of activations {way}", planned, met.get(f"activations {way}", 0), added)
 
 
 def not_again_flops(model: ModelSpec, layout: Layout) -> float:

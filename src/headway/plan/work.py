@@ -21,6 +21,7 @@ from headway.formulas.chips import Chip
 from headway.formulas.quantity import Spread
 from headway.formulas.recompute import Recompute
 from headway.recipe.deployment import AXES
+from headway.recipe.offload import Offload
 from headway.recipe.spec import ModelSpec
 
 EXPERT_IMBALANCE = 1.2
@@ -125,7 +126,7 @@ class Layout:
     zero: int = 3  # 0: replicas hold everything; 1: optimizer, 2: and gradients, 3: and weights are sharded
     recompute: Recompute = Recompute.NONE
     sequence_parallel: bool = True  # norms and residual stream are split over tp too
-    offload: bool = False  # optimizer states lie in host memory
+    offload: Offload = Offload.NONE  # what lies in host memory while it is not needed
 
     @property
     def world(self) -> int:
@@ -148,7 +149,9 @@ class Layout:
         """``tp 8 pp 16 dp 128``: the axes that are larger than one."""
         sizes = [f"{axis} {getattr(self, axis)}" for axis in SIZES if getattr(self, axis) > 1] or ["one device"]
         order = [str(self.pipeline)] if self.pp > 1 and self.pipeline is Pipeline.ZERO_BUBBLE else []
-        return ", ".join([*sizes, *order, f"micro-batch {self.micro_batch}", f"zero {self.zero}", f"recompute {self.recompute}"])
+        moved = [f"offload {self.offload}"] if self.offload is not Offload.NONE else []
+        kept = [f"micro-batch {self.micro_batch}", f"zero {self.zero}", f"recompute {self.recompute}", *moved]
+        return ", ".join([*sizes, *order, *kept])
 
 
 @dataclass(frozen=True, kw_only=True)

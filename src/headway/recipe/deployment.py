@@ -10,7 +10,7 @@ import math
 import os
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo
 from pydantic_core import PydanticCustomError
 
 from headway.base import units
@@ -33,6 +33,7 @@ from headway.recipe.fields import (
     WholeOrZero,
     one_of,
 )
+from headway.recipe.offload import Offload
 from headway.recipe.schema import said
 
 Price = Annotated[float, Field(ge=0, le=1e9)]
@@ -127,6 +128,11 @@ AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
 """Of the mesh, outermost first; their product is the number of processes. Experts lie over dp_shard x cp."""
 
 
+def _offload(value: Any, info: ValidationInfo) -> Any:
+    """In records of the first deployments it is a truth value."""
+    return str(Offload.of_record(value)) if isinstance(value, bool) and info.context == AS_RESOLVED else value
+
+
 class Layout(Section):
     """Sizes of the mesh axes, whose product is the number of processes, and how a step is carried out on them."""
 
@@ -146,7 +152,10 @@ class Layout(Section):
         "what the backward pass computes again instead of keeping it", "none"
     )
     sequence_parallel: bool = said("norms and the residual stream are split over tp too; false only in plans", True)
-    offload: bool = said("moments and master weights lie in host memory, in plans", False)
+    offload: Annotated[Literal["none", "optimizer", "activations", "all"], BeforeValidator(_offload)] = said(
+        "what lies in host memory while it is not needed: moments of the optimizer, what blocks keep for their backward pass",
+        "none",
+    )
 
     @property
     def world(self) -> int:

@@ -65,6 +65,7 @@ class Sizes:
     pipeline: str = "1f1b"
     zero: int = 3
     recompute: str = "none"
+    offload: str = "none"
 
     @staticmethod
     def of(layout: Any) -> Sizes:

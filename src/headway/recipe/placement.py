@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 PLANNED_FIELDS = {"checkpoints": ("every", "bytes_per_parameter", "tiers"), "failures": ("pauses", "elastic")}
 """Of sections whose other fields are acted upon, or only say what is the case."""
-PLANNED_OF_LAYOUTS = ("micro_batch", "sequence_parallel", "offload")
+PLANNED_OF_LAYOUTS = ("micro_batch", "sequence_parallel")
 """Of a layout: the engine's micro-batch is in tokens and the deployment's, tensor parallelism always divides the tokens too."""
 MEMORY_TOLERANCE = 1.08
 """Sizes are written in GB and GiB; nothing that is sold differs from its neighbour by less."""

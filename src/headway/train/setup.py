@@ -193,7 +193,7 @@ def set_up(
     stream = Stream.of_segment(spec, chain[-1])
     feed = Feed(stream, reader, schedule, policy.micro_batch_tokens, crew.replica)
     phases.mark("data")
-    trainee = build_trainee(spec, crew.mesh, axes.recompute)
+    trainee = build_trainee(spec, crew.mesh, axes)
     phases.mark("model")
     heart.tick()
     place = crew.place(directory, segment_id)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
+from headway.model.away import Away
 from headway.model.decoder import Decoder
 from headway.model.init import initialise
 from headway.model.objective import OneByOne, Passes
@@ -14,13 +15,15 @@ from headway.model.precision import ComputeModel, Computes
 from headway.model.tally import balance_biases
 from headway.optim.build import Optimizer, build_optimizer, optimizer_of
 from headway.optim.guard import Guard
+from headway.optim.home import BESIDE, Home, InHostMemory
 from headway.optim.parts import WHOLE, Parts
-from headway.parallel.mesh import Mesh
+from headway.parallel.mesh import Axes, Mesh
 from headway.parallel.replica_groups import ReplicaGroups
 from headway.parallel.state import LocalParts, local_values
 from headway.recipe.spec import Spec
 from headway.recipe.trainable import refuse_untrainable
 
+ONE_PROCESS = Axes()
 Veto = Callable[[int, float, float], bool]
 """Step (from 1), its loss and gradient norm -> whether its update is left out. Asked again where a step is repeated."""
 
@@ -70,15 +73,15 @@ def _memory(tensor: torch.Tensor) -> memoryview:
     return tensor.detach().view(-1).view(torch.uint8).numpy().data
 
 
-def build_trainee(spec: Spec, mesh: Mesh | None = None, recompute: str = "none") -> Trainee:
+def build_trainee(spec: Spec, mesh: Mesh | None = None, axes: Axes = ONE_PROCESS) -> Trainee:
     """Model on initial weights (a pure function of seed, name and index) and optimiser with zero moments.
 
-    With a ``mesh``: this rank's part of both, by the mesh's axes; ``recompute`` is that of one process. A mesh of one rank has
+    With a ``mesh``: this rank's part of both, by the mesh's axes; ``axes`` are those of one process. A mesh of one rank has
     nothing to share out: it is one process.
     """
     refuse_untrainable(spec.precision)
     if mesh is None or mesh.axes.world == 1:
-        return _alone(spec, recompute if mesh is None else mesh.axes.recompute)
+        return _alone(spec, axes if mesh is None else mesh.axes)
     return sharded(spec, mesh)
 
 
@@ -102,7 +105,7 @@ def _trainee(
         spec=spec,
         compute=compute,
         passes=passes,
-        optimizer=optimizer_of(parts.local, spec.model, spec.optimizer, parts),
+        optimizer=optimizer_of(parts.local, spec.model, spec.optimizer, parts, _home(mesh.axes)),
         guard=Guard(spec.stability.skip_above),
         parameters=list(parts.local.values()),
         balance_biases={name: bias for decoder in decoders for name, bias in balance_biases(decoder).items()},
@@ -111,17 +114,19 @@ def _trainee(
     )
 
 
-def _alone(spec: Spec, recompute: str) -> Trainee:
-    with torch.device("meta"):
-        decoder = Decoder(spec.model)
-    decoder.to_empty(device="cpu")
+def _home(axes: Axes) -> Home:
+    return InHostMemory() if axes.offload.moments else BESIDE
+
+
+def _alone(spec: Spec, axes: Axes) -> Trainee:
+    decoder = Decoder(spec.model)
     initialise(decoder, spec.model, spec.seed)
-    compute = ComputeModel(decoder, spec.precision, recompute)
+    compute = ComputeModel(decoder, spec.precision, axes.recompute, Away() if axes.offload.activations else None)
     return Trainee(
         spec=spec,
         compute=compute,
         passes=OneByOne(compute),
-        optimizer=build_optimizer(decoder, spec.optimizer),
+        optimizer=build_optimizer(decoder, spec.optimizer, _home(axes)),
         guard=Guard(spec.stability.skip_above),
         parameters=list(decoder.parameters()),
         balance_biases=balance_biases(decoder),

@@ -105,10 +105,11 @@ class Sieve:
 
 def least_bytes(work: Work, shape: Layout) -> float:
     """No option needs less: everything sharded that may be, micro-batch 1, full recomputation."""
-    optimizer = 0.0 if shape.offload else work.moment_bytes + work.master_bytes
+    optimizer = work.master_bytes + (0.0 if shape.offload.moments else work.moment_bytes)
     sharded, whole = work.weight_bytes + work.gradient_bytes + optimizer, 0
     if shape.pp > 1:  # weights lie whole through the step
         sharded, whole = sharded - work.weight_bytes, work.weight_bytes
     states = sum(rank_parameters(work.model, shape)) * (whole + sharded / shape.shards)
-    inputs = 2 * work.sequence / shape.cp * work.model.width / shape.tp * busiest_blocks(work.model, shape)
+    blocks = busiest_blocks(work.model, shape)
+    inputs = 2 * work.sequence / shape.cp * work.model.width / shape.tp * (0 if shape.offload.activations else blocks)
     return states + inputs

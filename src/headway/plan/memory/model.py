@@ -15,11 +15,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
 from headway.formulas.quantity import Spread
 from headway.plan.memory.activations import LOSS_CHUNK_TOKENS, BlockBytes, Cut, block_bytes, logit_bytes_per_token
 from headway.plan.memory.stages import Stage, chunks_alive, distinct_stages, stages
 from headway.plan.work import EXPERT_IMBALANCE, EXPERT_IMBALANCE_RANGE, Cluster, Layout, Work
+from headway.recipe.offload import HELD_BLOCKS, portion_bytes
+from headway.recipe.roles import parameter_shapes
+from headway.recipe.spec import ModelSpec
 
 GIB = 2**30
 ALLOCATOR_SHARE = 0.05
@@ -204,15 +208,33 @@ def state_bytes(work: Work, layout: Layout, held: Stage) -> dict[str, float]:
     """ZeRO: 1 shards the optimizer, 2 gradients too, 3 weights too. Experts have their own, smaller group.
 
     A pipeline sums whole gradients over its micro-batches (``communication.scatters_each_pass``); zero 3: see ``_reduced``.
+    Of moments in host memory, what is on the device at once.
     """
     whole, sharded = held.plain + held.experts, sharded_parameters(layout, held)
-    optimizer = 0.0 if layout.offload else (sharded if layout.zero >= 1 else whole)
+    moments = moments_bytes(work, layout, held)
     return {
         "weights": work.weight_bytes * (sharded if layout.zero >= 3 else whole),
         "gradients": work.gradient_bytes * (sharded if layout.zero >= (3 if layout.pp > 1 else 2) else whole),
-        "moments": work.moment_bytes * optimizer,
-        "master": work.master_bytes * optimizer,
+        "moments": _moments_here(work, layout, moments),
+        "master": work.master_bytes * (sharded if layout.zero >= 1 else whole),
     }
+
+
+def moments_bytes(work: Work, layout: Layout, held: Stage) -> float:
+    """Of a rank, wherever they lie."""
+    return work.moment_bytes * (sharded_parameters(layout, held) if layout.zero >= 1 else held.plain + held.experts)
+
+
+def _moments_here(work: Work, layout: Layout, moments: float) -> float:
+    if not layout.offload.moments:
+        return moments
+    ways = layout.tp * (layout.shards if layout.zero >= 1 else 1)
+    return portion_bytes(moments, work.moment_bytes * _largest_parameter(work.model) / ways)
+
+
+@lru_cache(maxsize=256)
+def _largest_parameter(model: ModelSpec) -> int:
+    return max(shape.count for shape in parameter_shapes(model))
 
 
 def sharded_parameters(layout: Layout, held: Stage) -> float:
@@ -266,8 +288,10 @@ def _bucket(step: _Step, held: Stage) -> float:
 
 
 def _kept(step: _Step, held: Stage, stage: int) -> dict[str, float]:
-    """By kind, over the stage's blocks and its micro-batches in flight."""
+    """By kind, over the stage's blocks and its micro-batches in flight; of those in host memory, what is on the device."""
     times = step.tokens * chunks_alive(step.layout, stage, step.micro_batches) / step.layout.virtual
+    if step.layout.offload.activations:
+        times = min(times, step.tokens * HELD_BLOCKS / max(1, held.dense_blocks + held.routed_blocks))
     dense, routed, many, few = step.dense, step.routed, times * held.dense_blocks, times * held.routed_blocks
     return {
         "attention": many * dense.attention + few * routed.attention,
@@ -277,6 +301,12 @@ def _kept(step: _Step, held: Stage, stage: int) -> dict[str, float]:
         "masks": many * dense.masks + few * routed.masks,
         "routed": few * routed.routed,
     }
+
+
+def pass_bytes(work: Work, layout: Layout, held: Stage) -> float:
+    """What the blocks of a stage keep of one micro-batch, wherever it lies."""
+    step = _step(work, layout)
+    return step.tokens * (held.dense_blocks * step.dense.kept + held.routed_blocks * step.routed.kept)
 
 
 def _working(step: _Step, held: Stage) -> tuple[float, float]:

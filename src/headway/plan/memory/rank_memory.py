@@ -18,6 +18,8 @@ from headway.plan.memory.model import (
     CONTEXT_BYTES,
     SPREADS,
     RankMemory,
+    moments_bytes,
+    pass_bytes,
     peak_memory,
     rank_memory,
     sharded_parameters,
@@ -25,6 +27,7 @@ from headway.plan.memory.model import (
 from headway.plan.memory.stages import chunks_alive, distinct_stages, stages
 from headway.plan.plan import Cell, Column, Section, Table
 from headway.plan.work import EXPERT_IMBALANCE, Cluster, Layout, Work
+from headway.recipe.offload import HELD_BLOCKS, PORTION_BYTES, Offload
 
 __all__ = ["RankMemory", "memory_quantities", "peak_memory", "rank_memory", "rank_memory_section"]
 
@@ -90,7 +93,22 @@ def memory_quantities(work: Work, layout: Layout, cluster: Cluster, stage: int, 
         low,
         high,
     )
-    return parts | {"total": total, "headroom": _headroom(total, cluster, suffix)}
+    found = parts | {"total": total, "headroom": _headroom(total, cluster, suffix)}
+    return found | ({"host": _in_host_memory(work, layout, stage, suffix)} if layout.offload is not Offload.NONE else {})
+
+
+def _in_host_memory(work: Work, layout: Layout, stage: int, suffix: str) -> Quantity:
+    """Not of the device: beside the total."""
+    held = stages(work.model, layout.pp, layout.virtual, layout.tp, layout.ep)[stage]
+    parts: dict[str, float] = {}
+    if layout.offload.moments:
+        parts["moments"] = moments_bytes(work, layout, held)
+    if layout.offload.activations:
+        alive = chunks_alive(layout, stage, layout.micro_batches(work.batch)) / layout.virtual
+        parts["activations"] = pass_bytes(work, layout, held) * alive
+    inputs: dict[str, Input] = dict(parts)
+    source = f"offload {layout.offload}; beside the device's memory"
+    return Quantity(f"rank_host{suffix}", sum(parts.values()), "bytes", " + ".join(parts), inputs, source)
 
 
 def _headroom(total: Quantity, cluster: Cluster, suffix: str) -> Quantity:
@@ -133,6 +151,9 @@ def _explain(name: str, memory: RankMemory, work: Work, layout: Layout) -> tuple
 
 def _explain_state(name: str, memory: RankMemory, work: Work, layout: Layout) -> tuple[str, dict[str, Input], str]:
     held = stages(work.model, layout.pp, layout.virtual, layout.tp, layout.ep)[memory.stage]
+    if name == "moments" and layout.offload.moments:
+        inputs: dict[str, Input] = {"moments": moments_bytes(work, layout, held), "portion": PORTION_BYTES}
+        return "min(moments, portion), one parameter's at least; the rest in host memory", inputs, f"offload {layout.offload}"
     is_sharded = layout.zero >= STATE[name]
     count = sharded_parameters(layout, held) if is_sharded else held.plain + held.experts
     each = round(getattr(memory, name) / count) if count else 0
@@ -143,7 +164,10 @@ def _explain_state(name: str, memory: RankMemory, work: Work, layout: Layout) ->
 def _explain_kept(name: str, memory: RankMemory, work: Work, layout: Layout) -> tuple[str, dict[str, Input], str]:
     tokens = work.rank_tokens(layout)
     alive = chunks_alive(layout, memory.stage, layout.micro_batches(work.batch)) / layout.virtual
-    inputs: dict[str, Input] = {"per_token": getattr(memory, name) / (tokens * alive), "tokens": tokens, "alive": alive}
+    if layout.offload.activations:
+        inputs: dict[str, Input] = {"kept": getattr(memory, name)}
+        return f"kept, by {HELD_BLOCKS} blocks at most; the rest in host memory", inputs, f"offload {layout.offload}"
+    inputs = {"per_token": getattr(memory, name) / (tokens * alive), "tokens": tokens, "alive": alive}
     what = f"bytes of all blocks of the stage, recompute {layout.recompute}"
     if name == "routed":
         what += f", {EXPERT_IMBALANCE:g} x the mean load"

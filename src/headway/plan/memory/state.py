@@ -1,7 +1,7 @@
 """What training must hold from step to step, and gradients: of the whole model, and of one process.
 
 whole model    (weight_bytes + gradient_bytes + optimizer_bytes) N      the deployment's own bytes; Muon's matrices less a moment
-one process    its pipeline stage, cut by tp and ep, sharded as zero says; without the optimizer where that is offloaded
+one process    its pipeline stage, cut by tp and ep, sharded as zero says; moments in host memory: what is on the device at once
 """
 
 from __future__ import annotations
@@ -64,6 +64,6 @@ def process_state(work: Work, layout: Layout) -> Quantity:
     at = max(states, key=lambda at: sum(states[at].values()))
     parts = {name: bytes_ for name, bytes_ in states[at].items() if bytes_}
     where = f"zero {layout.zero} over {layout.shards:,} ranks that share states, pipeline stage {at} of {layout.pp}"
-    source = where + (", optimizer in host memory" if layout.offload else "")
+    source = where + (", moments in host memory but for those being updated" if layout.offload.moments else "")
     inputs: dict[str, Input] = dict(parts)
     return Quantity("state_bytes_per_process", sum(parts.values()), "bytes", " + ".join(parts), inputs, source)

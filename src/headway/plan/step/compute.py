@@ -107,20 +107,18 @@ def head_seconds(work: Work, layout: Layout, chip: Chip, constants: Constants = 
 
 
 HOST_BYTES_PER_SECOND = 25e9
-"""Of one device to host memory, and of the host's memory per device: assumed (PCIe 4 x16 reaches about that)."""
+"""Of one device's link to host memory, each way: assumed (PCIe 4 x16 reaches about that)."""
 
 
 def update_seconds(parameters: float, work: Work, layout: Layout, chip: Chip, constants: Constants = FITTED) -> float:
     """The optimizer over ``parameters`` of this rank: gradients read, master weights and moments read and written, weights
     written. Muon's own products, a fraction of a per cent of a step with large batches, are left out.
 
-    With offload the host does it: gradients go there and weights come back over the host's link.
+    Moments in host memory come over the host's link before it, portion by portion, and go back behind it.
     """
-    passed = work.gradient_bytes + work.weight_bytes
-    touched = passed + 2 * (work.master_bytes + work.moment_bytes)
-    if layout.offload:
-        return parameters * (passed + touched) / HOST_BYTES_PER_SECOND
-    return parameters * touched / (chip.memory_bandwidth * constants.memory)
+    touched = work.gradient_bytes + work.weight_bytes + 2 * (work.master_bytes + work.moment_bytes)
+    moved = 2 * work.moment_bytes if layout.offload.moments else 0.0
+    return parameters * (touched / (chip.memory_bandwidth * constants.memory) + moved / HOST_BYTES_PER_SECOND)
 
 
 def _rank(work: Work, layout: Layout, chip: Chip, constants: Constants) -> _Rank:

@@ -1,6 +1,6 @@
 """Seconds of one optimizer step of a Work on a Layout over a Cluster, by part, with its range.
 
-    busy     = passes x (blocks: compute + exposed tp, cp, ep + what dp cannot hide) + ends (embedding, head)
+    busy     = passes x (blocks: compute + exposed tp, cp, ep + what dp and the host's link cannot hide) + ends (embedding, head)
     step     = (passes - 1) x the slowest stage + every stage once / chunks          pipeline: fill and drain are its bubble
              + gradients that are left to reduce + update + stragglers (0 by the fit: what grows with a group is in its hops)
 
@@ -12,16 +12,17 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from headway.plan.memory.model import pass_bytes
 from headway.plan.memory.stages import stages
 from headway.plan.step.communication import Axis, Collective, Phase, collectives
-from headway.plan.step.compute import block_seconds, head_seconds, update_seconds
+from headway.plan.step.compute import HOST_BYTES_PER_SECOND, block_seconds, head_seconds, update_seconds
 from headway.plan.step.fitted import FITTED, SPREAD, Constants
 from headway.plan.step.network import collective_seconds
 from headway.plan.step.shares import busiest_blocks, routed_blocks, stage_blocks
 from headway.plan.work import Cluster, Layout, Pipeline, Work
 from headway.recipe.spec import ModelSpec
 
-PARTS = ("compute", "recompute", "head", "tp", "cp", "ep", "dp", "pp", "bubble", "update", "stragglers")
+PARTS = ("compute", "recompute", "head", "tp", "cp", "ep", "dp", "pp", "host", "bubble", "update", "stragglers")
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,8 @@ def step_time(work: Work, layout: Layout, cluster: Cluster, constants: Constants
     priced = _price(collectives(work, layout), work, layout, cluster, constants)
     exposed = _exposed(priced, busy, constants)
     dp = _data_parallel(priced, (passes * compute[0], passes * (compute[1] + again)), work, constants)
-    stage = (busy + sum(exposed.values()) + dp) / passes
+    host = passes * _host(work, layout, (compute[0], compute[1] + again))
+    stage = (busy + sum(exposed.values()) + dp + host) / passes
     head = sum(head_seconds(work, layout, cluster.chip, constants)) + priced.last / passes
     pace, bubble = _pipeline(work.model, layout, stage, (priced.first / passes, head))
     left = _left(priced.once, compute[1] + again, constants) if work.implementation.overlap else priced.once
@@ -68,6 +70,7 @@ def step_time(work: Work, layout: Layout, cluster: Cluster, constants: Constants
         "ep": exposed[Axis.EP],
         "dp": dp + left + exposed[Axis.WORLD],
         "pp": exposed[Axis.PP],
+        "host": host,
         "bubble": bubble,
         "update": _update(work, layout, cluster, constants),
     }
@@ -154,6 +157,16 @@ def _pipeline(model: ModelSpec, layout: Layout, stage: float, ends: tuple[float,
     pace = max(stages)
     share = 1 / 3 if layout.pipeline is Pipeline.ZERO_BUBBLE else 1.0  # of a pass, what cannot be filled with weight gradients
     return pace, share * (sum(stages) - pace) / layout.virtual
+
+
+def _host(work: Work, layout: Layout, behind: tuple[float, float]) -> float:
+    """What activations of one micro-batch, on their way to host memory and back, add to its forward and backward passes of
+    ``behind`` seconds: copies run beside the computation, one way at a time."""
+    if not layout.offload.activations:
+        return 0.0
+    found = stages(work.model, layout.pp, layout.virtual, layout.tp, layout.ep)
+    seconds = max(pass_bytes(work, layout, held) for held in found) / HOST_BYTES_PER_SECOND
+    return sum(max(0.0, seconds - hidden) for hidden in behind)
 
 
 def _update(work: Work, layout: Layout, cluster: Cluster, constants: Constants) -> float:

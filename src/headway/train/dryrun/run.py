@@ -29,6 +29,7 @@ from headway.parallel.group import pretend
 from headway.parallel.mesh import Axes, Mesh
 from headway.parallel.stages import TAKES_CHUNKS, equal_rounds
 from headway.recipe.engine_layouts import Sizes, Task, refused
+from headway.recipe.offload import Offload
 from headway.recipe.spec import ModelSpec, Spec
 from headway.train.dryrun.pipelined import PipelineOfShapes
 from headway.train.dryrun.seen import Exchange, Tally, Watch
@@ -98,6 +99,7 @@ def dry_run(request: Request) -> dict[str, Any]:
         "state_bytes": _state_bytes(
             step, summed=(request.passes > 1 and not request.axes.scatters_each_pass) or request.axes.pp > 1
         ),
+        "host_bytes": _host_bytes(step, request.axes.offload),
         "flops": dict(step.flops),
         "attention_flops": dict(step.attention_flops),
         "seconds": round(time.monotonic() - began, 2),
@@ -111,6 +113,7 @@ class _Step:
     exchanges: Counter[Exchange]
     flops: Counter[str]
     attention_flops: Counter[str]
+    moved: Counter[str]
     order: list[Exchange]  # of the first pass
     parameters: int
 
@@ -127,6 +130,13 @@ def _state_bytes(step: _Step, *, summed: bool) -> dict[str, int]:
         "gradients until they are scattered": gradients,
         "moments": MOMENTS * whole,
     }
+
+
+def _host_bytes(step: _Step, offload: Offload) -> dict[str, int]:
+    """Over the host's link in a step, each way; moments are those that lie there too."""
+    moments = MOMENTS * FLOAT32_BYTES * step.parameters if offload.moments else 0
+    ways = {f"activations {way}": size for way, size in step.moved.items()}
+    return {name: size for name, size in {"moments each way": moments, **ways}.items() if size}
 
 
 def _is_scatter(one: Exchange) -> bool:
@@ -148,9 +158,9 @@ def _run(request: Request, layers: int) -> _Step:
         kinds = _passes(request.passes)
         tallies = [_pass(model, context, z_weight, shape, is_last=last) for last, _ in kinds]
         model.take_gradients()
-    total = _Step(Counter(), Counter(), Counter(), tallies[0].order, parameters)
+    total = _Step(Counter(), Counter(), Counter(), Counter(), tallies[0].order, parameters)
     for tally, (_, times) in zip(tallies, kinds, strict=True):
-        for name in ("exchanges", "flops", "attention_flops"):
+        for name in ("exchanges", "flops", "attention_flops", "moved"):
             counted, into = getattr(tally, name), getattr(total, name)
             for key, value in counted.items():
                 into[key] += value * times
@@ -181,8 +191,11 @@ def _run_pipeline(request: Request, passes: int) -> _Step:
         with watch, watch.phase("step"):
             model.take_gradients()
     parameters = sum(part.numel() for part in model.parts.local.values())
-    tally = watch.tally
-    return _Step(tally.exchanges, tally.flops, tally.attention_flops, tally.order, parameters)
+    tally, moved = watch.tally, Counter[str]()
+    for chunk in model.chunks.values():
+        assert isinstance(chunk, ShapesOnly)
+        moved += chunk.moved()
+    return _Step(tally.exchanges, tally.flops, tally.attention_flops, moved, tally.order, parameters)
 
 
 def _rounds(request: Request) -> tuple[int, ...]:
@@ -209,11 +222,13 @@ def _pass(model: ShapesOnly, context: Context, z_weight: float, shape: tuple[int
     """As ``step.accumulate`` runs one."""
     watch = Watch(model.mesh.axes)
     tokens_BT, targets_BT = torch.zeros(shape, dtype=torch.long), torch.zeros(shape, dtype=torch.long)
+    before = model.moved()
     model.begin_micro_batch(is_last=is_last)
     with watch, watch.phase("forward"):
         sums = training_sums(model, tokens_BT, targets_BT, context, z_weight)
     with watch, watch.phase("backward"):
         (sums.objective_sum / tokens_BT.numel()).backward()
+    watch.tally.moved = model.moved() - before
     return watch.tally
 
 
@@ -238,6 +253,7 @@ def _extended(runs: list[_Step], depths: tuple[int, ...], layers: int) -> _Step:
         extend(few.exchanges, more.exchanges),
         extend(few.flops, more.flops),
         extend(few.attention_flops, more.attention_flops),
+        extend(few.moved, more.moved),
         more.order,
         few.parameters + times * (more.parameters - few.parameters),
     )

@@ -58,6 +58,7 @@ class Tally:
     order: list[Exchange] = field(default_factory=list)
     flops: Counter[str] = field(default_factory=Counter)  # by phase
     attention_flops: Counter[str] = field(default_factory=Counter)
+    moved: Counter[str] = field(default_factory=Counter)  # bytes of activations, to host memory and back
 
 
 class Watch(TorchDispatchMode):

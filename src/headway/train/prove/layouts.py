@@ -18,6 +18,7 @@ TABLE: dict[str, dict[str, Any]] = {
     "fsdp2": {"dp_shard": 2},
     "fsdp3": {"dp_shard": 3},
     "fsdp4": {"dp_shard": 4},
+    "fsdp2, offload": {"dp_shard": 2, "offload": "all"},
     "hsdp2x2": {"dp_replicate": 2, "dp_shard": 2},
     "tp2": {"tp": 2},
     "tp4": {"tp": 4},
