@@ -20,7 +20,7 @@ pytestmark = [
 FLOAT32 = ("precision.compute=float32",)
 LAST, BEFORE, TOLERANCE = 24, 8, 1e-5
 """Steps of the recipe; the step in which a group is killed; relative, of losses: the same sums in another order."""
-LONG_ENOUGH = {"point": "step.begin", "action": "slow", "step": BEFORE + 1, "rank": 0, "share": 25.0}
+LONG_ENOUGH = {"point": "step.begin", "action": "slow", "step": BEFORE + 1, "rank": 0, "share": 40.0}
 """The leading group takes its time from there on, so that a process can be started meanwhile."""
 
 
@@ -117,7 +117,7 @@ def test_a_group_comes_back_when_what_the_segment_began_with_is_gone(bench, plai
     """A stop behind step 4; the next segment keeps two checkpoints, and loses a group when it has written three."""
     stop = {"point": "step.gradients", "action": "terminate", "step": 4, "rank": 0}
     kill = {"point": "step.gradients", "action": "kill", "step": 18, "rank": 1}
-    run, outcome = grouped(bench, tmp_path / "run", [stop, kill, LONG_ENOUGH | {"step": 18, "share": 60.0}])
+    run, outcome = grouped(bench, tmp_path / "run", [stop, kill, LONG_ENOUGH | {"step": 18, "share": 120.0}])
     assert outcome.state == "stopped", logs(run, outcome)
     outcome = bench.go(run)
     assert (outcome.state, outcome.attempts) == ("complete", 1), logs(run, outcome)
