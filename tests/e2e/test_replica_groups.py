@@ -113,6 +113,7 @@ def test_a_group_that_is_killed_costs_one_step_and_comes_back(bench, plain, tmp_
     assert_same_losses(run, plain)
 
 
+@pytest.mark.slow
 def test_a_group_comes_back_when_what_the_segment_began_with_is_gone(bench, plain, tmp_path):
     """A stop behind step 4; the next segment keeps two checkpoints, and loses a group when it has written three."""
     stop = {"point": "step.gradients", "action": "terminate", "step": 4, "rank": 0}
