@@ -319,8 +319,8 @@ class Fleet:
 
 
 def left_behind(ranks: list[dict[str, Any]], hello: dict[str, Any]) -> list[dict[str, Any]]:
-    """{pid, start_ticks} of what may still run of an earlier launch where the agent of ``hello`` is: ``ranks``, and the agent that
-    started them, where it is another (one that stands still reads no end of file)."""
+    """{pid, start_ticks} of what may still run of an earlier launch where the agent of ``hello`` is: ``ranks``, and the agent
+    that started them, where it is another (one that stands still reads no end of file)."""
     here = [rank for rank in ranks if rank.get("boot_id") == hello.get("boot_id")]
     agents = {(rank.get("agent"), rank.get("agent_ticks")) for rank in here} - {(hello.get("pid"), hello.get("start_ticks"))}
     return here + [{"pid": pid, "start_ticks": ticks} for pid, ticks in agents if None not in (pid, ticks)]
