@@ -10,7 +10,7 @@ from headway.base.errors import ConfigError
 from headway.recipe.deployment import Deployment
 from headway.recipe.load import load_deployment
 from headway.recipe.offload import Offload
-from headway.recipe.placement import check_stages
+from headway.recipe.placement import EVERY_ADDRESS, check_stages
 
 
 def test_default_is_one_local_process():
@@ -54,6 +54,9 @@ def test_several_machines_have_names_and_something_that_runs_a_command_on_them()
         ([*two, 'fleet.hosts=["a"]', "fleet.start=[]"], "2 nodes, and fleet.hosts names 1"),
         ([*two, 'fleet.hosts=["a", "a"]', "fleet.start=[]"], "a twice in fleet.hosts"),
         ([*named, "fleet.start=[]", "fleet.least=3"], "at least 3 of 2 nodes"),
+        ([*named, 'fleet.start=["ssh"]'], "fleet.start is ssh, the same for all 3 machines"),
+        ([*named, 'fleet.start=["ssh", "{hots}"]'], "the same for all 3 machines"),
+        *(([*named, "fleet.start=[]", f'fleet.address="{one}"'], "is every address of a machine") for one in EVERY_ADDRESS),
         ([*two, 'fleet.hosts=["a", "-oProxyCommand=x"]', "fleet.start=[]"], "fleet.hosts"),
     ):
         with pytest.raises(ConfigError, match=seen):

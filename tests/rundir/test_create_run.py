@@ -126,6 +126,8 @@ def test_section_digests_are_recorded_and_name_what_was_changed_afterwards(tmp_p
         (lambda info: {**info, "schema_version": 2}, "schema_version is 2, not 1"),
         (lambda info: {key: info[key] for key in info if key not in ("deployment", "data")}, "without data, deployment"),
         (lambda info: {**info, "deployment": [], "drill": 1}, "drill is no bool; deployment is no dict"),
+        (lambda info: {**info, "deployment": {"nodes": "2"}}, "deployment.nodes is '2'"),
+        (lambda info: {**info, "deployment": {"processes_per_node": 0}}, "deployment.processes_per_node is 0"),
     ],
 )
 def test_a_damaged_run_description_is_one_clear_error(tmp_path, change, message):

@@ -16,9 +16,9 @@ from headway.base.errors import EnvironmentFault
 from headway.recipe.engine_layouts import Sizes
 from headway.rundir.processes import is_alive
 from headway.rundir.segments import Segment, write_segment
-from headway.supervise.fleet import Fleet, FleetOptions, shrunk, world_of_axes
+from headway.supervise.fleet import Fleet, FleetOptions, described, left_behind, shrunk, world_of_axes
 from headway.supervise.launcher import log_of
-from headway.supervise.nodes import LOST, Node, NodeOptions
+from headway.supervise.nodes import LOST, Node, NodeOptions, NodeRank
 
 CHILD = "import sys; print(*sys.argv[1:], flush=True); sys.stdin.read()"
 STUBBORN = "import sys, time; print(*sys.argv[1:], flush=True); time.sleep(600)"
@@ -141,6 +141,23 @@ def test_an_agent_that_dies_is_a_lost_node_and_its_successor_ends_what_it_left(r
     again.sweep(list(ranks.values()))
     wait_for(lambda: not any(is_alive(p["pid"], p["start_ticks"]) for p in ranks.values()))
     assert again.look()
+
+
+@pytest.mark.e2e
+def test_an_agent_that_stands_still_while_its_owner_dies_is_ended_by_its_successor(run, nodes):
+    """Stopped, it reads no end of file; neither do its ranks, whose pipes it holds."""
+    node = nodes("n0")
+    ranks = launched(run, node, STUBBORN)
+    first = dict(node.hello)
+    rows = [described(NodeRank(node, rank, process)) for rank, process in ranks.items()]
+    assert left_behind(rows, first) == rows, "not the one that is asked"
+    os.kill(first["pid"], signal.SIGSTOP)
+    again = nodes("n0")
+    wait_for(lambda: again.hello)
+    again.sweep(left_behind(rows, again.hello))
+    wait_for(lambda: not is_alive(first["pid"], first["start_ticks"]))
+    wait_for(lambda: not any(is_alive(p["pid"], p["start_ticks"]) for p in ranks.values()))
+    assert left_behind(rows, again.hello | {"boot_id": "another"}) == []
 
 
 @pytest.mark.e2e

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import signal
 
 import pytest
+from bench import quick
+from test_supervise_fakes import Stage, perform
 from test_supervise_fakes import choices as choices
-from test_supervise_fakes import perform
 
+import headway.supervise.supervisor as supervisor_module
+from headway.base.clocks import FakeClock
 from headway.monitor.interruptions import read_interruptions
 from headway.rundir.events import read_events
+from headway.rundir.lease import Lease
 from headway.rundir.metrics import read_all_steps
+from headway.rundir.segments import read_segments
 
 CRASH = ["step", "step", -9]
 WEDGE = ["step", "evaluation", "save", "step"]
@@ -44,3 +50,21 @@ def test_a_stop_is_none(run, choices, script):
     outcome, _ = perform(run, [script], on_record=ask)
     assert outcome.state == "stopped"
     assert read_interruptions(read_events(run), read_all_steps(run)).gaps == ()
+
+
+def test_owner_that_stood_still_while_it_wrote_a_segment_starts_nothing_and_changes_no_history(run, choices, monkeypatch):
+    """Storage that does not answer for a while: another owner takes over and goes on, then the write comes through."""
+    clock, stage = FakeClock(), Stage(FakeClock(), [["step", "end", 0]])
+    write = supervisor_module.write_segment
+
+    def late(run, segment):
+        lease = Lease.acquire(run, {"host": "beta", "pid": 1}, 1.0, FakeClock(real_ns=clock.real_ns))
+        write(run, dataclasses.replace(segment, id=segment.id, epoch=lease.epoch, reason="the new owner's"))
+        clock.advance(3600)
+        write(run, dataclasses.replace(segment, id=segment.id + 1))
+
+    monkeypatch.setattr(supervisor_module, "write_segment", late)
+    outcome = supervisor_module.supervise(run, options=quick(), launcher=stage, clock=clock)
+    assert outcome.state == "lost"
+    assert stage.trainers == []
+    assert [segment.reason for segment in read_segments(run)] == ["the new owner's"]

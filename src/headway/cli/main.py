@@ -8,6 +8,7 @@ Exit codes: 0 ok, 1 findings or alarm, 2 usage or configuration, 3 environment, 
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from collections.abc import Sequence
@@ -130,19 +131,33 @@ def run_guarded(arguments: Sequence[str]) -> int:
     """Run one command line and return its exit code; every error is rendered, none shows a traceback."""
     try:
         return invoke(arguments)
-    except (BrokenPipeError, SystemExit) as error:
-        # The reader has gone: say nothing, not even at interpreter exit. The console that prints help texts and the
-        # version meets it first and exits with 1, which would mean findings; nothing else here exits by itself.
-        if isinstance(error, SystemExit) and error.code != 1:
+    except SystemExit as error:
+        # The console that prints help texts and the version meets a closed pipe first and exits with 1, which would mean
+        # findings; nothing else here exits by itself.
+        if error.code != 1:
             raise
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        return 128 + 13
+        return unheard()
     except (Exception, KeyboardInterrupt) as error:
+        if is_unheard(error):
+            return unheard()
         if os.environ.get("HEADWAY_DEBUG") == "1":
             raise
         from headway.cli.errors import render
 
         return render(error, as_json="--json" in arguments)
+
+
+def is_unheard(error: BaseException) -> bool:
+    """The reader of the output has gone: a pipe that is closed, or a terminal (an error of a file names its path)."""
+    lost_terminal = isinstance(error, OSError) and error.errno == errno.EIO and error.filename is None
+    return lost_terminal or isinstance(error, BrokenPipeError)
+
+
+def unheard() -> int:
+    """Say nothing any more, not even at interpreter exit; the exit code that a shell expects."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 1)
+    return 128 + 13
 
 
 def main() -> None:

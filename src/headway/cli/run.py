@@ -331,6 +331,7 @@ def follow_to_end(
     ``deployment`` (resolved) and ``change`` of the mixture: from here on; ``spike``: the answer to the one it stopped at."""
     from headway.cli.output import print_json_line, say
     from headway.cli.progress import Screen, is_terminal, progress_of
+    from headway.cli.unread import unread_output
     from headway.rundir.metrics import encode_row
     from headway.rundir.segments import deployment_of
     from headway.supervise.options import SuperviseOptions
@@ -343,10 +344,18 @@ def follow_to_end(
     screen = Screen(progress_of(run.spec(), steps_per_row), live=is_terminal())
     show = (lambda record: print_json_line(encode_row(record))) if json else screen.show
     options = SuperviseOptions.of(in_force, author=author())
-    outcome = supervise(run, options=options, on_record=show, deployment=deployment, change=change, spike=spike)
+    with unread_output(lambda pieces: left_out_words(pieces, json)):
+        outcome = supervise(run, options=options, on_record=show, deployment=deployment, change=change, spike=spike)
     if outcome.state in ("failed", "lost"):
         raise failure(run, outcome)
     return outcome
+
+
+def left_out_words(pieces: int, as_json: bool) -> str:
+    """A line in place of records for which there was no room while nobody read."""
+    if as_json:
+        return f'{{"kind": "left_out", "records": {pieces}}}\n'
+    return f"- nobody read for so long that {pieces:,} lines are left out: the run's records have them\n"
 
 
 def failure(run: Any, outcome: Any) -> HeadwayError:

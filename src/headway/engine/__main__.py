@@ -27,7 +27,7 @@ def main(arguments: list[str] | None = None) -> int:
             _leave_error(options, error)
         else:
             print(json.dumps(_described(error)))
-        print(f"{error.label}: {error}", file=sys.stderr)
+        _say(f"{error.label}: {error}")
         return error.exit_code
 
 
@@ -94,7 +94,7 @@ def _train(options: argparse.Namespace) -> int:
     except BaseException as error:
         told = error if isinstance(error, HeadwayError) else _unexpected(error)
         _leave_error(options, told)
-        print(f"{told.label}: {told}\n{traceback.format_exc()}", file=sys.stderr, flush=True)
+        _say(f"{told.label}: {told}\n{traceback.format_exc()}")
         os._exit(told.exit_code)
 
 
@@ -216,6 +216,14 @@ def _doctor(options: argparse.Namespace) -> int:
 def _unexpected(error: BaseException) -> HeadwayError:
     """In the words of Python."""
     return RunError(f"{type(error).__name__}: {error}", "", "the log of that rank has the traceback")
+
+
+def _say(text: str) -> None:
+    """On stderr, which is a log on the run's own disk: where that is full, the exit code says what it can, and a rank still goes."""
+    try:
+        print(text, file=sys.stderr, flush=True)
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())  # what is left unwritten would change the code at the end
 
 
 def _leave_error(options: argparse.Namespace, error: HeadwayError) -> None:

@@ -28,6 +28,9 @@ PLANNED_OF_LAYOUTS = ("micro_batch", "sequence_parallel")
 MEMORY_TOLERANCE = 1.08
 """Sizes are written in GB and GiB; nothing that is sold differs from its neighbour by less."""
 
+EVERY_ADDRESS = ("", "*", "0.0.0.0", "::")
+"""What a socket takes for all of its machine's addresses."""
+
 
 def check_deployment(deployment: Deployment, *, runnable: bool = True) -> Iterator[Finding]:
     """Problems of a deployment; ``runnable``: also those that only matter when something is to be started."""
@@ -64,6 +67,24 @@ def _check_runnable(deployment: Deployment) -> Iterator[Finding]:
                 f"fleet.hosts names {len(fleet.hosts)} machines, and nothing says how a command is run on them",
                 "fleet.start is the command before the command",
                 'fleet.start = ["ssh", "{host}"]; [] runs all of them on this machine',
+            ),
+        )
+    if fleet.start and len(fleet.hosts) > 1 and not any("{host}" in part for part in fleet.start):
+        yield (
+            ("fleet", "start"),
+            Problem(
+                f"fleet.start is {' '.join(fleet.start)}, the same for all {len(fleet.hosts)} machines",
+                "{host} stands for the machine on which the command is run",
+                'fleet.start = ["ssh", "{host}"], or ["srun", "-N1", "-w", "{host}"]',
+            ),
+        )
+    if fleet.hosts and fleet.address in EVERY_ADDRESS:
+        yield (
+            ("fleet", "address"),
+            Problem(
+                f"fleet.address = {fleet.address!r} is every address of a machine, and none that others reach",
+                "the ranks meet at the one address that is stated, and nowhere else is anything opened",
+                "state the address of the machine that runs headway, as the others see it",
             ),
         )
     if fleet.least is not None and fleet.least > nodes:

@@ -96,17 +96,49 @@ def write_segment(run: RunDirectory, segment: Segment) -> None:
 
 
 def read_segments(run: RunDirectory) -> list[Segment]:
-    """All segments, by id. A directory that is named otherwise (a copy, say) is none."""
+    """All segments, by id. A directory that is named otherwise (a copy, say) is none.
+
+    Nor is what an owner wrote after the next one's first: it had stood still (stopped, or on storage that did not answer), had
+    lost its lease, and did not know it yet. Were that the newest, all that is saved by who has the run now would not count.
+    """
+    segments, epoch = list[Segment](), 0
+    for segment in sorted((_read_segment(path) for path in _files(run)), key=lambda segment: segment.id):
+        if segment.epoch >= epoch:
+            segments.append(segment)
+            epoch = segment.epoch
+    return segments
+
+
+def newest_id(run: RunDirectory) -> int:
+    """The highest that any owner took, in time or late; 0: none did."""
+    return max((int(path.parent.name) for path in _files(run)), default=0)
+
+
+def _files(run: RunDirectory) -> list[Path]:
     files = run.segments.glob("[0-9]*/segment.json") if run.segments.is_dir() else ()
-    segments = [_read_segment(path) for path in files if _DIRECTORY.fullmatch(path.parent.name)]
-    return sorted(segments, key=lambda segment: segment.id)
+    return [path for path in files if _DIRECTORY.fullmatch(path.parent.name)]
 
 
 def _read_segment(path: Path) -> Segment:
     segment: Segment = from_plain(Segment, read_json(path, "segment"), str(path))
     if segment.id != int(path.parent.name):
         raise RunError(f"{path} speaks of segment {segment.id}", "a segment lies in the directory of its id", "restore that file")
+    if wrong := _layout_problem(segment.layout):
+        raise RunError(f"{path}: layout.{wrong}", "a layout has the sizes that it was written with", "restore that file")
     return segment
+
+
+def _layout_problem(layout: dict[str, Any]) -> str:
+    """What readers cannot rely on; empty: they can."""
+    axes, hosts = layout.get("axes", {}), layout.get("hosts", [])
+    if not isinstance(axes, dict) or any(isinstance(value, list | dict) for value in axes.values()):
+        return "axes is no object of plain values"
+    if not isinstance(hosts, list) or not all(isinstance(host, str) for host in hosts):
+        return "hosts is no list of names"
+    sizes = {"world": layout.get("world", 1), "per_node": layout.get("per_node", 1)}
+    sizes |= {f"axes.{name}": 1 if axes.get(name) is None else axes[name] for name in AXES}
+    wrong = [name for name, size in sizes.items() if type(size) is not int or size < 1]
+    return f"{wrong[0]} is no whole number above 0" if wrong else ""
 
 
 def current_chain(segments: list[Segment]) -> list[Segment]:

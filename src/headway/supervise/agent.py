@@ -96,6 +96,8 @@ class Agent:
                 for process in order["processes"]:
                     if is_alive(process["pid"], process["start_ticks"]):
                         kill_session(process["pid"])
+                        with contextlib.suppress(ProcessLookupError, PermissionError):  # an agent may lead no session
+                            os.kill(process["pid"], signal.SIGKILL)
                 self._tell("swept")
 
     def _check(self, directory: Path) -> None:

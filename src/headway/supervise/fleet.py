@@ -252,9 +252,7 @@ class Fleet:
         for number, name in enumerate(layout["hosts"]):
             node = self._hosts[name].node
             assert node is not None, name
-            node.sweep(
-                [rank for rank in self._left if rank["node"] == name and rank["boot_id"] == (node.hello or {}).get("boot_id")]
-            )
+            node.sweep(left_behind([rank for rank in self._left if rank["node"] == name], node.hello or {}))
             ranks = range(number * per_node, min((number + 1) * per_node, world))
             node.launch(run, segment, ranks, arguments)
             asked.append((node, ranks))
@@ -320,13 +318,22 @@ class Fleet:
         self._meeting.close()
 
 
+def left_behind(ranks: list[dict[str, Any]], hello: dict[str, Any]) -> list[dict[str, Any]]:
+    """{pid, start_ticks} of what may still run of an earlier launch where the agent of ``hello`` is: ``ranks``, and the agent
+    that started them, where it is another (one that stands still reads no end of file)."""
+    here = [rank for rank in ranks if rank.get("boot_id") == hello.get("boot_id")]
+    agents = {(rank.get("agent"), rank.get("agent_ticks")) for rank in here} - {(hello.get("pid"), hello.get("start_ticks"))}
+    return here + [{"pid": pid, "start_ticks": ticks} for pid, ticks in agents if None not in (pid, ticks)]
+
+
 def described(rank: Any) -> dict[str, Any]:
-    """A rank for the record: {pid, start_ticks}; on a node also {node, host, boot_id, agent: its pid there}."""
+    """A rank for the record: {pid, start_ticks}; on a node also {node, host, boot_id, agent: its pid there, agent_ticks}."""
     found = {"pid": rank.pid, "start_ticks": rank.start_ticks}
     if not isinstance(rank, NodeRank):
         return found
     hello = rank.node.hello or {}
-    return found | {"node": rank.node.host, "host": hello.get("host"), "boot_id": hello.get("boot_id"), "agent": hello.get("pid")}
+    found |= {"node": rank.node.host, "host": hello.get("host"), "boot_id": hello.get("boot_id")}
+    return found | {"agent": hello.get("pid"), "agent_ticks": hello.get("start_ticks")}
 
 
 def world_of_axes(axes: dict[str, Any]) -> int:

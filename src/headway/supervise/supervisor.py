@@ -35,6 +35,7 @@ from headway.rundir.segments import (
     deployment_of,
     layout_of,
     layout_words,
+    newest_id,
     read_segments,
     write_segment,
 )
@@ -211,6 +212,8 @@ class _Supervisor:
         if self._is_asked_to_end():
             return None
         segment = self._write_segment(choice, hosts)
+        if watch.lease.must_stop():  # while it was written, perhaps on storage that stood still
+            return self._lost()
         self._last_end = self._launch_and_follow(segment)
         return self._judge(self._last_end)
 
@@ -280,7 +283,7 @@ class _Supervisor:
         )  # nobody comes back for what they hold
         reason, transitions = self._reason(bool(segments)), self._transitions(segments, parent, choice.step)
         segment = Segment(
-            id=max({*segments, *saving_segments(run)}, default=0) + 1,
+            id=max({newest_id(run), *saving_segments(run)}) + 1,
             parent=parent.id if parent else None,
             restored_step=choice.step,
             checkpoint=choice.checkpoint,
