@@ -24,6 +24,7 @@ SEEN = {
     "passes": 16,
     "order": {"layers": 3, "passes": 1, "seen": [{"axis": "tp", "kind": "all_gather", "phase": "forward", "times": 2}]},
     "state_bytes": {"weights": 2**30},
+    "host_bytes": {},
     "not_run": {"gradient norm": 8},
     "assumed": ["every expert gets as many tokens"],
     "exchanges": [],
