@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from headway.base.clocks import FakeClock
 from headway.base.errors import ConfigError
-from headway.cli.demo import choose_kill, done_again, draw_kill, one_line
+from headway.cli.demo import choose_kill, done_again, draw_kill, one_line, slow_words
 from headway.cli.describe import describe
 from headway.cli.main import run_guarded
 from headway.cli.proof import failure, proof_lines, prove
@@ -168,3 +168,8 @@ def test_a_directory_in_use_is_left_alone(tmp_path, capsys):
     assert run_guarded(["demo", "--out", str(tmp_path)]) == 2
     assert "is not empty" in capsys.readouterr().err
     assert (tmp_path / "mine").read_text() == "keep"
+
+
+def test_a_slow_machine_is_told_how_long_it_will_take():
+    assert slow_words(None) == slow_words(150.0) == []
+    assert "about 52 min 56 s" in slow_words(3_176.0)[1]

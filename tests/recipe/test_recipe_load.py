@@ -9,7 +9,7 @@ import pytest
 
 from headway.base.errors import EXIT_CONFIG, ConfigError
 from headway.recipe.checks import divisors
-from headway.recipe.load import load_recipe, name_in_commands, preset_names
+from headway.recipe.load import load_deployment, load_recipe, name_in_commands, preset_names
 
 GOOD = """\
 kind = "recipe"
@@ -102,6 +102,14 @@ def test_unknown_key_names_the_nearest(problems):
         "embedding_norm, window, full_attention_every, latent, experts, mtp_layers, mtp_weight, rotary_share, yarn, nope_every, "
         "logit_softcap, attention_softcap, dropout, init, mup, nominal_parameters | did you mean kv_heads?"
     }
+
+
+def test_key_of_the_other_file_names_that(problems, tmp_path):
+    seen = problems(overrides=("supervise.hang_floor=1min",))["--set supervise.hang_floor=1min"]
+    assert "supervise belongs to the deployment: into its file, or --set deployment.supervise..." in seen
+    (tmp_path / "d.toml").write_text('kind = "deployment"\nschema_version = 1\n[model]\nlayers = 3\n')
+    with pytest.raises(ConfigError, match="model belongs to the recipe"):
+        load_deployment(tmp_path / "d.toml")
 
 
 def test_key_in_the_wrong_table_names_its_place(problems):

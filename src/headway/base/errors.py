@@ -102,6 +102,7 @@ def from_os_error(error: OSError, path: object, doing: str) -> EnvironmentFault:
         errno.EPERM: "give this user permission on that path, or choose another directory",
         errno.EROFS: "that filesystem is read-only: choose another directory",
         errno.ENOENT: "check the path",
+        errno.EEXIST: "it is there already, and is something else: choose another path",
         errno.ENOTDIR: "a part of that path is a file, not a directory: check the path",
     }.get(error.errno or 0, "check the storage under that path")
     return EnvironmentFault(f"{doing}: {error.strerror or error}", f"path: {path}", way_out)

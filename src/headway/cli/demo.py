@@ -22,6 +22,8 @@ PRESET = "demo"
 EARLIEST, LATEST = 0.35, 0.75  # share of the run in which a kill that is drawn falls
 LEAST_AGAIN = 2  # steps that a kill that is drawn leaves to be done again
 INTERRUPTED = 130
+SLOW_SECONDS = 600.0
+"""Of training: it takes a quarter of that on two cores that nothing else wants."""
 
 
 def demo(
@@ -126,7 +128,10 @@ class _Demo:
         draft = resolve(description.loaded, None)
         calibration = measure(draft, description.deployment)
         say()
-        show(make_plan(draft, description.deployment, calibration))
+        plan = make_plan(draft, description.deployment, calibration)
+        show(plan)
+        for line in slow_words(plan.known()["predicted_seconds"].value):
+            say(line)
         return calibration
 
     def build_data(self, description: Any) -> Any:
@@ -248,6 +253,18 @@ def choose_kill(description: Any, asked: int | None) -> int:
     if not 1 <= asked <= total or done_again(asked, every) < 1:
         raise refused_kill(asked, total, every)
     return asked
+
+
+def slow_words(predicted_seconds: object) -> list[str]:
+    """Where the demo will take much longer than its help says."""
+    from headway.base.units import format_seconds
+
+    if not isinstance(predicted_seconds, float | int) or predicted_seconds < SLOW_SECONDS:
+        return []
+    return [
+        "",
+        f"This machine is slow, or busy with something else: training will take about {format_seconds(predicted_seconds)}.",
+    ]
 
 
 def done_again(kill_step: int, checkpoint_every_steps: int) -> int:

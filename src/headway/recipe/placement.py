@@ -57,7 +57,7 @@ def _check_runnable(deployment: Deployment) -> Iterator[Finding]:
             Problem(
                 f"the deployment has {nodes} nodes, and fleet.hosts names {len(fleet.hosts)}",
                 "a run on several machines is told their names",
-                'such as fleet.hosts = ["n0", "n1"], fleet.start = ["ssh", "{host}"]; or nodes = 1 and processes_per_node',
+                'such as fleet.hosts = ["n0", "n1"], fleet.start = ["ssh", "{host}"]; or nodes = 1 for this machine alone',
             ),
         )
     if fleet.hosts and fleet.start is None:

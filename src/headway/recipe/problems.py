@@ -11,7 +11,9 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 from headway.base.errors import ConfigError, Problem
 from headway.base.units import parse_seconds
 from headway.recipe.checks import nearest_hint
+from headway.recipe.deployment import Deployment
 from headway.recipe.lines import KeyPath
+from headway.recipe.schema import Recipe
 
 if typing.TYPE_CHECKING:
     from headway.recipe.load import Document
@@ -44,7 +46,7 @@ def _problem(root: type[BaseModel], details: Any, document: Document) -> Problem
     stated = f"{dotted(path) or 'the file'} = {_show(seen_value)}"
     if kind == "extra_forbidden":
         known = _keys(owner) if owner else []
-        hint = nearest_hint(str(path[-1]), known) or _elsewhere(root, str(path[-1]))
+        hint = _other_file(root, path) or nearest_hint(str(path[-1]), known) or _elsewhere(root, str(path[-1]))
         return Problem(f"unknown key {dotted(path)}", f"keys here are {', '.join(known)}", hint, where)
     if kind == "missing":
         place = dotted(path[:-1]) or "the top of the file"
@@ -162,6 +164,18 @@ def _inner_model(annotation: Any) -> type[BaseModel] | None:
 
 def _keys(model: type[BaseModel]) -> list[str]:
     return [field.alias or name for name, field in model.model_fields.items()]
+
+
+def _other_file(root: type[BaseModel], path: KeyPath) -> str:
+    """Where a key belongs to the other of the two files that describe a run."""
+    key = str(path[0])
+    if len(path) > 1:
+        return ""
+    if root is Recipe and key in Deployment.model_fields:
+        return f"{key} belongs to the deployment: into its file, or --set deployment.{key}..."
+    if root is Deployment and key in Recipe.model_fields:
+        return f"{key} belongs to the recipe: into its file, or --set {key}..."
+    return ""
 
 
 def _elsewhere(root: type[BaseModel], name: str) -> str:
