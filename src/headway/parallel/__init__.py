@@ -6,5 +6,6 @@ state.py   its part of the state                context_parallel.py   chunks of 
 sums.py    over the ranks that have own rows    expert.py             rows on their way to experts of other ranks
 stages.py  which pieces a pipeline rank holds   pipeline.py           the model of a rank that holds pieces
 group.py   how ranks meet, and wait             schedule.py           torch's order of micro-batches through them
+shared_memory.py  messages on one machine       host_exchange.py      gathers and sums of states through it, or through gloo
 local_ranks.py  new processes as ranks, for proofs
 """

@@ -20,6 +20,7 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from headway.parallel.shared_memory import SharedMemory
 from headway.recipe.offload import Offload
 
 AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
@@ -75,6 +76,7 @@ class Mesh:
 
     def __init__(self, axes: Axes, device: str = "cpu"):
         self.axes, self.device = axes, device
+        self._shared: dict[str, SharedMemory | None] = {}  # by group
         self.root: DeviceMesh = init_device_mesh(device, tuple(getattr(axes, name) for name in AXES), mesh_dim_names=AXES)
         self.tp = self.root["tp"]
         shards = self.root["dp_shard", "cp"]._flatten("shards")
@@ -97,6 +99,15 @@ class Mesh:
     def replica(self) -> int:
         """Which of ``axes.replicas`` this rank belongs to."""
         return self.root.get_local_rank("dp_replicate") * self.axes.dp_shard + self.root.get_local_rank("dp_shard")
+
+    def shared_memory(self, states: DeviceMesh) -> SharedMemory | None:
+        """Of the ranks that share ``states``; all of them ask for it at once. None where they do not see one memory."""
+        group = states.get_group(states.ndim - 1)
+        if group.size() == 1 or dist.get_backend(group) != "gloo":
+            return None
+        if group.group_name not in self._shared:
+            self._shared[group.group_name] = SharedMemory.of(group)
+        return self._shared[group.group_name]
 
     def group(self, axis: str) -> dist.ProcessGroup:
         return self.root[axis].get_group()

@@ -39,7 +39,7 @@ from headway.model.weight import Norm, Weight
 from headway.parallel.context_parallel import BalancedChunks
 from headway.parallel.divide import cut_dimension, is_of_experts, part
 from headway.parallel.expert import ExpertExchange
-from headway.parallel.host_sums import HostReduceScatter
+from headway.parallel.host_exchange import exchange_on_host
 from headway.parallel.mesh import Mesh
 from headway.parallel.state import LocalParts, rectangle_of
 from headway.parallel.tensor import TensorRanks
@@ -113,8 +113,6 @@ class ShardedModel:
         for module in self._groups():
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
-            if self.mesh.device == "cpu":
-                module.set_custom_reduce_scatter(HostReduceScatter())
 
     def _group(self, module: nn.Module, states: DeviceMesh, *, reshard: bool) -> None:
         grouped = {p for inner in module.modules() if isinstance(inner, FSDPModule) for p in inner.parameters()}
@@ -132,6 +130,8 @@ class ShardedModel:
             ignored_params=self._balance,
             shard_placement_fn=partial(_sharded_dimension, shards=states.size(-1)),
         )
+        if self.mesh.device == "cpu":
+            exchange_on_host(cast(FSDPModule, module), self.mesh.shared_memory(states))
 
     def _groups(self) -> Iterator[FSDPModule]:
         return (module for module in self.decoder.modules() if isinstance(module, FSDPModule))

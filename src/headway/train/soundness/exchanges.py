@@ -69,6 +69,8 @@ class Exchanges(TorchDispatchMode):
             self._take_up(func.overloadpacket.__name__, args)
         elif func.namespace.startswith("_c10d_functional"):
             self._take_up_functional(func.overloadpacket.__name__, args)
+        elif func.namespace == "headway":
+            self._tell(args[1], [args[0]])
         return func(*args, **(kwargs or {}))
 
     def _take_up(self, kind: str, args: Sequence[Any]) -> None:
