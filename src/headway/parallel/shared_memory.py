@@ -56,7 +56,7 @@ class SharedMemory:
                 stack.callback(os.close, own)
             said = _told_by_first(group, {"boot": _boot(), "process": os.getpid(), "file": own})
             found = own if rank == 0 else _open(said, stack)
-            memory = None if found is None else mmap.mmap(found, size)
+            memory = _mapped(found, size)
             token = _told_by_first(group, {"token": secrets.token_hex(_TOKEN_BYTES // 2)})["token"].encode()
             if rank == 0 and memory is not None:
                 memory[:_TOKEN_BYTES] = token
@@ -130,6 +130,13 @@ def _open(said: dict, stack: contextlib.ExitStack) -> int | None:
         return None
     stack.callback(os.close, file)
     return file
+
+
+def _mapped(file: int | None, size: int) -> mmap.mmap | None:
+    """None: it is another file, of a process that has the same number elsewhere, or cannot be mapped."""
+    with contextlib.suppress(OSError, ValueError):
+        return None if file is None else mmap.mmap(file, size)
+    return None
 
 
 def _boot() -> str:
