@@ -137,6 +137,18 @@ def test_C10_D1_a_run_goes_on_under_any_other_layout(bench, alone, tmp_path):
     assert_same_run(run, alone)
 
 
+def test_C9_a_run_repeats_itself_with_offload_from_the_middle_on(bench, fsdp2, tmp_path):
+    """Nothing of a state says where moments and activations lay: a resume is bitwise, to another layout's word."""
+    fault = {"point": "step.gradients", "action": "terminate", "step": 7}
+    run = bench.run(tmp_path / "run", faults=[fault], overrides=FLOAT32, layouts=FSDP2)
+    assert bench.go(run).state == "stopped"
+    outcome = bench.go(run, layouts={"default": {"dp_shard": 2, "offload": "all"}})
+    assert outcome.state == "complete", logs(run, outcome)
+    assert [s.layout["axes"]["offload"] for s in read_segments(run)] == ["none", "all"]
+    assert next(row for row in read_steps(run, 2) if row["kind"] == "restored")["determinism"] == "bitwise"
+    assert trace(run) == trace(fsdp2)
+
+
 CHAINS = {
     "dense, tied embeddings": (
         (),
