@@ -8,6 +8,7 @@ cores; two ranks have half of them each. Everything is measured in turn within o
     alone, mesh of 1, sharded, alone, mesh of 1, ...    in one process, step by step: medians of ratios. A mesh of one rank is
                                                         one process; sharded: the path of several ranks on one
     alone, fsdp2, plain loop, plain loop under fsdp2    blocks of steps, in turn; the ranks wait while others are measured
+    fsdp2, sent                                         the same through gloo, as ranks of several machines do
     peak memory of a rank, several layouts              every allocation, over what the plan says
 
 ``plain``: ``plain_gpt.py`` with torch's ``fully_shard`` over blocks and root, mixed precision, its own clipping and fused AdamW:
@@ -28,6 +29,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -115,6 +117,12 @@ def our_rank(spec: Spec, axes: Axes, steps: int) -> dict[str, float]:
     first = step(0)
     seconds = [step(n) for n in range(1, WARM_STEPS + steps)][WARM_STEPS - 1 :]
     return {"step": statistics.median(seconds), "mesh": meshed - start, "build": built - meshed, "first_step": first}
+
+
+def our_rank_sent(spec: Spec, axes: Axes, steps: int) -> dict[str, float]:
+    """The same without shared memory."""
+    with mock.patch.object(Mesh, "shared_memory", return_value=None):
+        return our_rank(spec, axes, steps)
 
 
 def our_alone(spec: Spec, steps: int) -> float:
@@ -223,8 +231,10 @@ def memory_over_plan() -> dict[str, float]:
 
 def in_turn(rounds: int, steps: int, *, with_accelerate: bool = False) -> dict[str, Any]:
     spec, axes = bench_spec(), Axes(dp_shard=2)
-    seconds: dict[str, list[float]] = {name: [] for name in ("alone", "fsdp2", "plain", "plain_fsdp2", "accelerate_fsdp2")}
-    ranks: dict[str, Any] = {"fsdp2": our_rank, "plain_fsdp2": plain_rank}
+    seconds: dict[str, list[float]] = {
+        name: [] for name in ("alone", "fsdp2", "sent_fsdp2", "plain", "plain_fsdp2", "accelerate_fsdp2")
+    }
+    ranks: dict[str, Any] = {"fsdp2": our_rank, "sent_fsdp2": our_rank_sent, "plain_fsdp2": plain_rank}
     if with_accelerate:
         ranks["accelerate_fsdp2"] = accelerate_rank
     startup, refused = {}, {}

@@ -24,7 +24,7 @@ SEEN = {
     "passes": 16,
     "order": {"layers": 3, "passes": 1, "seen": [{"axis": "tp", "kind": "all_gather", "phase": "forward", "times": 2}]},
     "state_bytes": {"weights": 2**30},
-    "host_bytes": {},
+    "host_bytes": {"moments each way": 2**31},
     "not_run": {"gradient norm": 8},
     "assumed": ["every expert gets as many tokens"],
     "exchanges": [],
@@ -71,6 +71,7 @@ def test_a_dry_run_says_what_it_ran_and_what_follows(answer, capsys):
     assert "run with 2 and 3 layers; 32 follow" in out
     assert "run with 3 of 16 micro-batches" in out
     assert "tp, all-gather, forward: kept, not gathered again" in out
+    assert "over the host's link in a step: moments each way 2 GiB" in out
     assert "assumed, since tensors have no values: every expert gets as many tokens" in out
     assert "verdict: the plan agrees" in out
     assert asked[0]["axes"]["dp_shard"] == 8
@@ -101,6 +102,7 @@ def test_what_does_not_agree_is_exit_code_1(answer, capsys):
         (["--layout", "tp=x"], "--layout tp=x"),
         (["--layout", "tp=8,dp_shard=4", "--world", "64"], "a layout of 32 for 64 ranks"),
         (["--layout", "tp=3", "--world", "64"], "multiply to 3"),
+        (["--layout", "cp=2,offload=all"], "offload=all with cp 2"),
         (["--layout", "tp=8", "--stage", "nothing"], "--stage nothing"),
     ],
     ids=" ".join,
