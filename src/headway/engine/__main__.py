@@ -203,7 +203,7 @@ def _unexpected(error: BaseException) -> HeadwayError:
 
 
 def _say(text: str) -> None:
-    """On stderr, which is a log on the run's own disk: where that is full, the exit code says what it can, and a rank still goes."""
+    """On stderr, which is a log on the run's own disk: where that is full, the exit code still tells, and a rank goes."""
     try:
         print(text, file=sys.stderr, flush=True)
     except OSError:
