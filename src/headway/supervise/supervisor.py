@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from headway.base.clocks import Clock, SystemClock
-from headway.base.errors import EXIT_CONFIG, EXIT_ENVIRONMENT, EXIT_OK, EXIT_RUN, HeadwayError
+from headway.base.errors import EXIT_CONFIG, EXIT_ENVIRONMENT, EXIT_OK, EXIT_RUN, HeadwayError, from_os_error
 from headway.base.failpoints import guard
 from headway.data.stream import Stream
 from headway.data.transition import MixtureChange, with_change
@@ -188,6 +188,9 @@ class _Supervisor:
                     return outcome
         except HeadwayError as error:
             return self._finish("failed", str(error), error.exit_code)
+        except OSError as error:  # what a file system or the kernel says, wherever it was met
+            fault = from_os_error(error, error.filename or watch.run.root, "the run cannot be supervised")
+            return self._finish("failed", str(fault), fault.exit_code)
         finally:
             if self._fleet is not None:
                 self._fleet.close()
