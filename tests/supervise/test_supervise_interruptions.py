@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import os
 import signal
+from types import SimpleNamespace
 
 import pytest
 from bench import quick
@@ -12,12 +14,17 @@ from test_supervise_fakes import Stage, perform
 from test_supervise_fakes import choices as choices
 
 import headway.supervise.supervisor as supervisor_module
-from headway.base.clocks import FakeClock
+from headway.base.clocks import FakeClock, SystemClock
+from headway.base.errors import EXIT_ENVIRONMENT
 from headway.monitor.interruptions import read_interruptions
 from headway.rundir.events import read_events
 from headway.rundir.lease import Lease
 from headway.rundir.metrics import read_all_steps
+from headway.rundir.processes import this_process
 from headway.rundir.segments import read_segments
+from headway.supervise.launcher import log_of
+from headway.supervise.ranks import RankWatch
+from headway.supervise.verdict import Verdict
 
 CRASH = ["step", "step", -9]
 WEDGE = ["step", "evaluation", "save", "step"]
@@ -68,3 +75,32 @@ def test_owner_that_stood_still_while_it_wrote_a_segment_starts_nothing_and_chan
     assert outcome.state == "lost"
     assert stage.trainers == []
     assert [segment.reason for segment in read_segments(run)] == ["the new owner's"]
+
+
+def test_C7_what_a_file_system_says_anywhere_in_the_supervisor_is_recorded_and_leaves_no_trainer(run, choices, monkeypatch):
+    def stale(self):
+        raise OSError(errno.ESTALE, "Stale file handle", "/shared/run/segments")
+
+    monkeypatch.setattr("headway.supervise.ranks.RankWatch.look", stale)
+    outcome, stage = perform(run, [["step", "step", "step"]])
+    assert (outcome.state, outcome.exit_code) == ("failed", EXIT_ENVIRONMENT)
+    assert "Stale file handle" in outcome.reason
+    assert "/shared/run/segments" in outcome.reason
+    assert "kill" in stage.trainers[0].calls
+    assert read_events(run)[-1]["kind"] == "finish"
+
+
+def test_F2_rank_that_ends_while_its_stacks_are_asked_for_ends_nothing_else(run, monkeypatch):
+    """Killed for memory, say, at the moment in which it is found to hang."""
+
+    def ended(pid, number):
+        raise ProcessLookupError
+
+    log_of(run, 1).parent.mkdir(parents=True)
+    log_of(run, 1).write_text("")
+    watch = SimpleNamespace(run=run, options=quick(), clock=SystemClock(), now_ns=lambda: 0, pause=lambda: None)
+    ranks = RankWatch(watch, 1, 1, sentinel=SimpleNamespace())
+    who = this_process() | {"boot_id": SystemClock().stamp().boot_id, "dumps": int(signal.SIGUSR2)}
+    ranks._readers[0].beat.who = who
+    monkeypatch.setattr("headway.supervise.ranks.os.kill", ended)
+    assert ranks._stacks(Verdict(behind=(), ranks=(), beats=())) == {}

@@ -257,6 +257,44 @@ def test_F6_orphan_that_does_not_end_is_killed_before_the_next_trainer_starts(ru
     assert "its trainer was killed" in events(run, "exit")[0]["reason"]
 
 
+def test_F5_owner_that_is_to_stop_does_not_wait_for_the_orphan_and_the_next_one_ends_it(run):
+    plan(run, steps=10_000, faults={"1": {"at": 7, "how": "hang"}})
+    first = owner(run)
+    launch = wait_for(lambda: events(run, "launch"))[0]
+    wait_for(lambda: process_stat(launch["pid"]).state == "T")
+    first.kill()
+    first.communicate()
+    options = quick(orphan_seconds=3600.0)
+
+    def ask_at_open(record: dict) -> None:
+        if record["kind"] == "open":
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    second = supervise(run, options=options, launcher=standin_launcher(), on_record=ask_at_open)
+    assert (second.state, second.attempts, second.exit_code) == ("stopped", 0, 0)
+    assert is_alive(launch["pid"], launch["start_ticks"])
+    plan(run, steps=20)
+    assert go(run, orphan_seconds=0.3).state == "complete"
+    assert "its trainer was killed" in events(run, "exit")[0]["reason"]
+
+
+def test_trainer_of_an_earlier_owner_that_cannot_be_ended_is_named(run, monkeypatch):
+    plan(run, steps=10_000, faults={"1": {"at": 7, "how": "hang"}})
+    first = owner(run)
+    launch = wait_for(lambda: events(run, "launch"))[0]
+    wait_for(lambda: process_stat(launch["pid"]).state == "T")
+    first.kill()
+    first.communicate()
+    monkeypatch.setattr("headway.supervise.takeover.UNKILLABLE_SECONDS", 0.2)
+    with monkeypatch.context() as other_account:
+        other_account.setattr("headway.supervise.takeover.kill_session", lambda session: None)
+        outcome = supervise(run, options=quick(orphan_seconds=0.2), launcher=standin_launcher())
+    assert (outcome.state, outcome.exit_code) == ("failed", 3)
+    assert f"process {launch['pid']}, which an earlier owner started, cannot be ended" in outcome.reason
+    plan(run, steps=20)
+    assert go(run, orphan_seconds=0.2).state == "complete"
+
+
 def test_C9_second_launch_is_refused_naming_the_first(run):
     plan(run, steps=10_000)
     first = owner(run)

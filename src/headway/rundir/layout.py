@@ -160,7 +160,7 @@ def _description_problems(value: Any) -> list[str]:
         wrong.append(f"without {', '.join(missing)}")
     kinds = {**_REQUIRED, **_OPTIONAL}
     wrong += [f"{key} is no {cls.__name__}" for key, cls in kinds.items() if key in value and type(value[key]) is not cls]
-    given = value.get("deployment")
-    deployment = given if isinstance(given, dict) else {}
-    sizes = {key: deployment[key] for key in ("nodes", "processes_per_node") if key in deployment}
+    deployment = value.get("deployment")
+    stated = deployment if isinstance(deployment, dict) else {}
+    sizes = {key: stated[key] for key in ("nodes", "processes_per_node") if key in stated}
     return wrong + [f"deployment.{key} is {size!r}" for key, size in sizes.items() if type(size) is not int or size < 1]

@@ -100,6 +100,10 @@ class Watch:
             self._obey(request)
         self.clock.sleep(self.options.poll_seconds)
 
+    def is_asked_to_end(self) -> bool:
+        """This owner, not the attempt alone."""
+        return bool(self.stop.count) or self.lease.must_stop()
+
     def _obey(self, request: Request) -> None:
         if request.verb == "stop" and not self.stop.count:  # asked twice is no more urgent: a second signal is
             self.stop.ask(request.words)

@@ -7,6 +7,7 @@ why  --> facts of the kernel, verdict, the Python stacks of those concerned     
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -110,9 +111,11 @@ class RankWatch:
         asked: dict[int, tuple[int, int]] = {}
         for rank, (pid, ticks) in order[:MOST_STACKS]:
             number, log = beats[rank].who.get("dumps"), log_of(self._watch.run, self._segment, rank)
-            if number == int(signal.SIGUSR2) and log.exists() and is_alive(pid, ticks) and state_of(pid, ticks) != STOPPED:
-                asked[rank] = (log.stat().st_size, pid)
-                os.kill(pid, number)
+            if number == int(signal.SIGUSR2) and is_alive(pid, ticks) and state_of(pid, ticks) != STOPPED:
+                with contextlib.suppress(OSError):  # it may end at this moment, and its log may be gone
+                    size = log.stat().st_size
+                    os.kill(pid, number)
+                    asked[rank] = (size, pid)
         deadline = self._watch.now_ns() + round(self._watch.options.stacks_seconds * 1e9)
         found: dict[str, list[str]] = {}
         while asked and self._watch.now_ns() < deadline:

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from headway.base.clocks import Clock, SystemClock
-from headway.base.errors import EXIT_CONFIG, EXIT_ENVIRONMENT, EXIT_OK, EXIT_RUN, HeadwayError
+from headway.base.errors import EXIT_CONFIG, EXIT_ENVIRONMENT, EXIT_OK, EXIT_RUN, HeadwayError, from_os_error
 from headway.base.failpoints import guard
 from headway.data.stream import Stream
 from headway.data.transition import MixtureChange, with_change
@@ -175,7 +175,8 @@ class _Supervisor:
         for rows in read_all_steps(watch.run).values():
             watch.patience.learn(rows)
         try:
-            take_over(watch)
+            if not take_over(watch):  # whose trainer may still save: its writers are left alone
+                return self._lost() if watch.lease.must_stop() else self._stopped(self._end)
             options = FleetOptions.of(self._deployment or deployment_of(watch.run))
             if options is not None:
                 command = self._launcher.command if isinstance(self._launcher, ProcessLauncher) else engine_command
@@ -188,6 +189,9 @@ class _Supervisor:
                     return outcome
         except HeadwayError as error:
             return self._finish("failed", str(error), error.exit_code)
+        except OSError as error:  # what a file system or the kernel says, wherever it was met
+            fault = from_os_error(error, error.filename or watch.run.root, "the run cannot be supervised")
+            return self._finish("failed", str(fault), fault.exit_code)
         finally:
             if self._fleet is not None:
                 self._fleet.close()
@@ -198,7 +202,7 @@ class _Supervisor:
         if watch.lease.must_stop():
             return self._lost()
         if watch.stop.count:
-            return self._finish("stopped", f"asked to stop by {watch.stop.name}", EXIT_OK)
+            return self._stopped(self._finish)
         if watch.pauses:
             self._rest()
             return None
@@ -221,13 +225,13 @@ class _Supervisor:
         """Until somebody asks to go on or to stop; nodes stay, and so does the lease."""
         watch = self._watch
         watch.record("pause", reason=watch.pauses[0].words)
-        while watch.pauses and not (watch.stop.count or watch.lease.must_stop()):
+        while watch.pauses and not watch.is_asked_to_end():
             watch.pause()
         watch.record("resume", reason="" if watch.pauses else "asked to go on")
 
     def _is_asked_to_end(self) -> bool:
         watch = self._watch
-        return bool(watch.stop.count or watch.pauses) or watch.lease.must_stop()
+        return bool(watch.pauses) or watch.is_asked_to_end()
 
     def _choose(self) -> Choice:
         """Where to go on from. Progress is what a fresh choice can prove, not what the trainer said."""
@@ -267,7 +271,7 @@ class _Supervisor:
     def _back_off(self) -> None:
         """A cause that passes (storage, memory) gets a moment to pass."""
         until_ns = self._watch.now_ns() + round(self._fruitless * self._watch.options.backoff_seconds * 1e9)
-        while self._watch.now_ns() < until_ns and not self._watch.stop.count:
+        while self._watch.now_ns() < until_ns and not self._is_asked_to_end():
             self._watch.pause()
 
     def _write_segment(self, choice: Choice, hosts: tuple[str, ...]) -> Segment:
@@ -438,8 +442,15 @@ class _Supervisor:
             "log_tail": log_tail(run, end.segment, end.rank or 0),
         }
 
+    def _stopped(self, finish: Callable[[str, str, int], Outcome]) -> Outcome:
+        """Before anything was started."""
+        return finish("stopped", f"asked to stop by {self._watch.stop.name}", EXIT_OK)
+
     def _finish(self, state: str, reason: str, exit_code: int, cause: dict[str, Any] | None = None) -> Outcome:
         end_writers(self._watch.run, _most_ranks(self._watch.run))
+        return self._end(state, reason, exit_code, cause)
+
+    def _end(self, state: str, reason: str, exit_code: int, cause: dict[str, Any] | None = None) -> Outcome:
         fields = {"cause": cause} if cause else {}
         command = self._watch.options.requeue if state == "stopped" and self._watch.stop.by_signal else ()
         told = REQUEUED if command and requeue(command, self._watch.record) else state

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import socket
 
+from headway.base.errors import EnvironmentFault
 from headway.rundir.events import read_events, unfinished_launch
 from headway.rundir.metrics import read_steps
 from headway.rundir.processes import is_alive, was_running_at
@@ -16,13 +17,17 @@ from headway.rundir.segments import read_segments
 from headway.supervise.attempt import Watch
 from headway.supervise.launcher import kill_session
 
+UNKILLABLE_SECONDS = 10.0
+"""After SIGKILL: what still runs then is another account's, or stands in the kernel for storage that does not answer."""
 
-def take_over(watch: Watch) -> None:
-    """Returns when no trainer of an earlier owner runs any more; records its exit."""
+
+def take_over(watch: Watch) -> bool:
+    """Returns when no trainer of an earlier owner runs any more, and records its exit; False: this owner is to end before that,
+    and the next one finds what is left. EnvironmentFault: that trainer cannot be ended."""
     events = read_events(watch.run)
     launch = unfinished_launch(events) or _unrecorded_launch(watch)
     if launch is None:
-        return
+        return True
     launch = with_groups(launch, events)
     if _is_of_this_boot(launch, watch.clock.stamp().boot_id):
         reason = _end_here(watch, launch)
@@ -30,7 +35,10 @@ def take_over(watch: Watch) -> None:
         reason = "this host was booted again since"
     else:
         reason = _wait_for_silence(watch, launch["segment"])
+    if reason is None:
+        return False
     watch.record("exit", segment=launch["segment"], code=None, signal=None, reason=f"its owner had died; {reason}")
+    return True
 
 
 def with_groups(launch: dict, events: list[dict]) -> dict:
@@ -75,18 +83,27 @@ def _runs(launch: dict) -> bool:
     return is_alive(launch["pid"], launch["start_ticks"])
 
 
-def _end_here(watch: Watch, launch: dict) -> str:
+def _end_here(watch: Watch, launch: dict) -> str | None:
+    """In words; None: this owner is to end first."""
     if not _is_running(launch):
         return "its trainer was gone already"
     deadline_ns = watch.now_ns() + round(_orphan_seconds(watch) * 1e9)
     while _is_running(launch) and watch.now_ns() < deadline_ns:
+        if watch.is_asked_to_end():
+            return None
         watch.pause()
     if not _is_running(launch):
         return "its trainer ended by itself"
-    while _is_running(launch):
-        for rank in _ranks(launch):
-            if _runs(launch | rank):
-                kill_session((launch | rank)["pid"])
+    deadline_ns = watch.now_ns() + round(UNKILLABLE_SECONDS * 1e9)
+    while left := [(launch | rank)["pid"] for rank in _ranks(launch) if _runs(launch | rank)]:
+        if watch.now_ns() >= deadline_ns:
+            raise EnvironmentFault(
+                f"process {left[0]}, which an earlier owner started, cannot be ended",
+                "one trainer works at a run: a new one starts when all others are gone",
+                "end that process (its account, or an administrator), then: headway resume",
+            )
+        for pid in left:
+            kill_session(pid)
         watch.pause()
     return "its trainer was killed"
 
@@ -95,9 +112,12 @@ def _orphan_seconds(watch: Watch) -> float:
     return watch.patience.grace_seconds(watch.options.orphan_seconds)
 
 
-def _wait_for_silence(watch: Watch, segment: int) -> str:
+def _wait_for_silence(watch: Watch, segment: int) -> str | None:
+    """In words; None: this owner is to end first."""
     rows, since_ns, silence_seconds = -1, watch.now_ns(), _orphan_seconds(watch)
     while watch.now_ns() - since_ns < silence_seconds * 1e9:
+        if watch.is_asked_to_end():
+            return None
         count = len(read_steps(watch.run, segment))
         if count != rows:
             rows, since_ns = count, watch.now_ns()
