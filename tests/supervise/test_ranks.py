@@ -17,6 +17,7 @@ from headway.base.records import append_stamped
 from headway.rundir.processes import is_alive, session_members
 from headway.rundir.segments import Segment, write_segment
 from headway.supervise.attempt import Attempt
+from headway.supervise.causes import own_error
 from headway.supervise.launcher import LocalRanks, ProcessLauncher, log_of
 from headway.supervise.options import SuperviseOptions
 from headway.supervise.patience import Patience
@@ -147,6 +148,15 @@ def test_F1_the_rank_that_left_word_first_is_the_cause(run):
     assert ended(process) == 4
     assert process.failed == 1
     process.close()
+
+
+def test_F1_the_word_of_a_rank_that_noticed_is_not_the_cause(run):
+    run.segment(1).mkdir(parents=True, exist_ok=True)
+    write_json(run.segment(1) / "error.json", {"label": "run failed", "problems": [], "exit_code": 4, "rank": 1})
+    assert own_error(run, 1, 0) is None
+    assert own_error(run, 1, 1) == own_error(run, 1, None)
+    assert own_error(run, 1, 1) is not None
+    assert own_error(run, 2, 1) is None
 
 
 def test_D12_a_rank_that_waits_for_data_is_heard_although_it_writes_no_rows(run):

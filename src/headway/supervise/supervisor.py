@@ -44,7 +44,7 @@ from headway.store.mirror.choice import choose_with_mirror
 from headway.store.mirror.mirror import Mirror
 from headway.store.writer.client import end_writers
 from headway.supervise.attempt import PAUSE, REGROUP, Attempt, AttemptEnd, StopSignals, Watch
-from headway.supervise.causes import error_of, error_words, log_tail
+from headway.supervise.causes import error_of, error_words, log_tail, own_error
 from headway.supervise.commands import refuse_foreign
 from headway.supervise.corruption import record_finding
 from headway.supervise.fleet import Fleet, FleetOptions, described
@@ -434,7 +434,7 @@ class _Supervisor:
         run = self._watch.run
         return {
             "segment": end.segment,
-            "error": error_of(run, end.segment),
+            "error": own_error(run, end.segment, end.rank),
             "log_tail": log_tail(run, end.segment, end.rank or 0),
         }
 
