@@ -23,6 +23,7 @@ from typing import Any
 from headway.base.units import format_bytes, format_count, format_seconds
 from headway.cli.output import rewrite, say
 from headway.monitor.alarms import why_left_out
+from headway.monitor.spikes import reading_words
 from headway.recipe.schedules import Schedule
 
 Record = dict[str, Any]
@@ -246,7 +247,8 @@ class Progress:
         return [f"- mixture of stage {stage} from sequence {record['first']:,} on: {weights}: {record['reason']}"]
 
     def _on_spike(self, record: Record) -> list[str]:
-        seen = f"- ALARM: step {record['step']} is a spike: loss {record['loss']:.3f}, gradient norm {record['grad_norm']:.3g}"
+        words = reading_words(record["loss"], record["grad_norm"], record["reading"])
+        seen = f"- ALARM: step {record['step']} is {words} (threshold {record['threshold']:g})"
         back = f"; the run goes back to step {record['restored']}" if "restored" in record else ""
         skipped = f" and skips {record['skipped_batches']:,} batches" if "skipped_batches" in record else ""
         slower = f", its rate times {record['rate_factor']:g} from there on" if "rate_factor" in record else ""

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from headway.base.clocks import Clock, SystemClock
-from headway.base.errors import EXIT_CONFIG, EXIT_ENVIRONMENT, EXIT_OK, EXIT_RUN, HeadwayError
+from headway.base.errors import EXIT_CONFIG, EXIT_ENVIRONMENT, EXIT_FINDINGS, EXIT_OK, EXIT_RUN, HeadwayError
 from headway.base.failpoints import guard
 from headway.data.stream import Stream
 from headway.data.transition import MixtureChange, with_change
@@ -203,7 +203,7 @@ class _Supervisor:
             self._rest()
             return None
         if question := self._spikes.consider():
-            return self._finish("failed", question, EXIT_RUN)
+            return self._finish("stopped", question, EXIT_FINDINGS)
         choice = self._choose()
         if self._fruitless >= watch.options.max_fruitless_attempts:
             return self._give_up(choice)
