@@ -29,6 +29,14 @@ from headway.recipe.schedules import Schedule
 Record = dict[str, Any]
 ROWS_PER_RUN = 40
 ROWS_PER_HEADER = 20
+FORCED = {
+    "stop": "stopped by request",
+    "pause": "stopped for a pause",
+    "regroup": "stopped to take nodes back",
+    "hang": "ended by the supervisor, a hang",
+    "lease lost": "ended by the supervisor, its lease is lost",
+}
+"""By ``forced`` of an exit: why the supervisor ended a trainer."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -202,7 +210,7 @@ class Progress:
     # -- the supervisor's records
 
     def _on_launch(self, record: Record) -> list[str]:
-        self.segment = record["segment"]
+        self.segment, self._step = record["segment"], None
         layout = f", {record['layout']}" if record.get("layout") else ""
         return [f"- segment {self.segment}: trainer started (process {record['pid']}{layout})"]
 
@@ -223,9 +231,12 @@ class Progress:
     _on_memory_growth = _on_slow_data = _on_straggler
 
     def _on_exit(self, record: Record) -> list[str]:
-        trainer, at = f"the trainer of segment {record['segment']}", f"after step {self.last_step}"
+        trainer = f"the trainer of segment {record['segment']}"
+        at = f"after step {self.last_step}" if self._step is not None else "before its first step"
         reason = f": {record['reason']}" if record.get("reason") else ""
         if record.get("signal"):
+            if record.get("forced"):  # the run did that itself: nobody killed it
+                return [f"- {FORCED.get(record['forced'], record['forced'])}: {trainer}, {at}{reason}"]
             name = signal_name(record["signal"])
             more = "" if f"ended by {name}".endswith(reason.removeprefix(": ")) else reason
             return [f"- killed: {trainer} ended by {name} {at}{more}"]

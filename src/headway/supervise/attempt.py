@@ -213,6 +213,7 @@ class Attempt:
         )
         fields = {"segment": end.segment, "code": code, "signal": number, "reason": end.reason}
         fields |= {"rank": end.rank} if end.rank is not None else {}
+        fields |= {"forced": end.forced} if end.forced else {}
         fields |= of_exit(self._watch.run, end.segment)
         self._watch.record("exit", **fields, last_progress_boot_ns=self._watch.patience.last_row_ns)
         return end
