@@ -218,6 +218,19 @@ def test_an_end_in_start_up_is_after_no_step(progress):
     assert progress.feed(failed) == ["- the trainer of segment 3 failed with exit code 3 before its first step: exit code 3"]
 
 
+def test_a_lost_node_is_one_line_and_its_return_another(progress):
+    run_steps(progress, 1, 7)
+    why = "its agent was ended by SIGKILL"
+    ended = {"kind": "exit", "segment": 1, "code": None, "signal": 9, "rank": 1, "lost_node": "n1"}
+    words = f"node n1 was lost with rank 1: {why}"
+    assert progress.feed(ended | {"reason": words}) == [f"- ALARM: segment 1 ended after step 7: {words}"]
+    lost = {"kind": "node", "host": "n1", "state": "lost", "reason": why}
+    assert progress.feed(lost) == []
+    assert progress.feed(lost | {"host": "n0"}) == [f"- ALARM: node n0 is lost: {why}"]
+    assert progress.feed(lost | {"reason": "cannot start node n1"}) == ["- ALARM: node n1 is lost: cannot start node n1"]
+    assert progress.feed(lost | {"state": "back", "reason": "its agent answers"}) == ["- node n1 is back: its agent answers"]
+
+
 def test_a_resume_that_has_nothing_to_do(progress):
     finish = {"kind": "finish", "state": "complete", "reason": "nothing is left to train"}
     assert progress.feed(finish) == ["- run complete: nothing is left to train"]

@@ -115,6 +115,7 @@ class Progress:
     rows_shown: int = 0
     current: str = ""
     _over_budget: bool = False
+    _lost: tuple[str, str] = "", ""  # the node whose loss was told last with the end of a segment, and in which words
     _tokens: int = 0
     _all: _Window = field(default_factory=_Window)  # of this segment, saves and evaluations included, for the time left
     _window: _Window = field(default_factory=_Window)
@@ -234,6 +235,9 @@ class Progress:
         trainer = f"the trainer of segment {record['segment']}"
         at = f"after step {self.last_step}" if self._step is not None else "before its first step"
         reason = f": {record['reason']}" if record.get("reason") else ""
+        if record.get("lost_node"):
+            self._lost = record["lost_node"], str(record.get("reason"))
+            return [f"- ALARM: segment {record['segment']} ended {at}{reason}"]
         if record.get("signal"):
             if record.get("forced"):  # the run did that itself: nobody killed it
                 return [f"- {FORCED.get(record['forced'], record['forced'])}: {trainer}, {at}{reason}"]
@@ -266,6 +270,8 @@ class Progress:
         return [f"{seen}{back}{skipped}{slower}"]
 
     def _on_node(self, record: Record) -> list[str]:
+        if record["state"] == "lost" and record["host"] == self._lost[0] and record["reason"] in self._lost[1]:
+            return []  # the end of its segment has told it
         alarm = "" if record["state"] == "back" else "ALARM: "
         return [f"- {alarm}node {record['host']} is {record['state']}: {record['reason']}"]
 

@@ -55,7 +55,7 @@ def _story(item: Interruption) -> Prose:
 
 def _why(attempt: SegmentFacts) -> str:
     ended = attempt.exit or {}
-    parts = [end_text(attempt), str(ended.get("reason") or "")]
+    parts = ["" if ended.get("lost_node") else end_text(attempt), str(ended.get("reason") or "")]
     return ", ".join(part for part in parts if part)
 
 
