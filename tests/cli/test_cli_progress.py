@@ -193,6 +193,44 @@ def test_a_kill_by_the_supervisor_says_why(progress):
     assert progress.feed(killed | {"reason": "no progress for 120 s"}) == [f"{alone}: no progress for 120 s"]
 
 
+@pytest.mark.parametrize(
+    ("forced", "number", "words"),
+    [
+        ("stop", 15, "stopped by request"),
+        ("pause", 9, "stopped for a pause"),
+        ("hang", 9, "ended by the supervisor, a hang"),
+    ],
+)
+def test_what_the_run_did_itself_is_no_kill(progress, forced, number, words):
+    run_steps(progress, 1, 7)
+    ended = {"kind": "exit", "segment": 1, "code": None, "signal": number, "forced": forced, "reason": "so it was"}
+    assert progress.feed(ended) == [f"- {words}: the trainer of segment 1, after step 7: so it was"]
+
+
+def test_an_end_in_start_up_is_after_no_step(progress):
+    run_steps(progress, 1, 7)
+    progress.feed({"kind": "launch", "segment": 2, "pid": 8})
+    ended = {"kind": "exit", "segment": 2, "code": None, "signal": 15, "reason": "asked to stop by SIGINT", "forced": "stop"}
+    words = "- stopped by request: the trainer of segment 2, before its first step: asked to stop by SIGINT"
+    assert progress.feed(ended) == [words]
+    progress.feed({"kind": "launch", "segment": 3, "pid": 9})
+    failed = {"kind": "exit", "segment": 3, "code": 3, "signal": None, "reason": "exit code 3"}
+    assert progress.feed(failed) == ["- the trainer of segment 3 failed with exit code 3 before its first step: exit code 3"]
+
+
+def test_a_lost_node_is_one_line_and_its_return_another(progress):
+    run_steps(progress, 1, 7)
+    why = "its agent was ended by SIGKILL"
+    ended = {"kind": "exit", "segment": 1, "code": None, "signal": 9, "rank": 1, "lost_node": "n1"}
+    words = f"node n1 was lost with rank 1: {why}"
+    assert progress.feed(ended | {"reason": words}) == [f"- ALARM: segment 1 ended after step 7: {words}"]
+    lost = {"kind": "node", "host": "n1", "state": "lost", "reason": why}
+    assert progress.feed(lost) == []
+    assert progress.feed(lost | {"host": "n0"}) == [f"- ALARM: node n0 is lost: {why}"]
+    assert progress.feed(lost | {"reason": "cannot start node n1"}) == ["- ALARM: node n1 is lost: cannot start node n1"]
+    assert progress.feed(lost | {"state": "back", "reason": "its agent answers"}) == ["- node n1 is back: its agent answers"]
+
+
 def test_a_resume_that_has_nothing_to_do(progress):
     finish = {"kind": "finish", "state": "complete", "reason": "nothing is left to train"}
     assert progress.feed(finish) == ["- run complete: nothing is left to train"]

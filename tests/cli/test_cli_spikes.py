@@ -12,14 +12,15 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "rundir"))
 from tiny_run import tiny_run, tiny_spec
 
 from headway.base.clocks import FakeClock
-from headway.base.errors import ConfigError
+from headway.base.errors import EXIT_FINDINGS, ConfigError
 from headway.cli.progress import Progress
-from headway.cli.run import spike_answer
+from headway.cli.run import follow, spike_answer
 from headway.cli.status import intervention_lines
 from headway.monitor.alarms import find_alarms
 from headway.recipe.schedules import Schedule
 from headway.rundir.metrics import StepLog, read_steps
 from headway.rundir.segments import Segment, write_segment
+from headway.supervise.options import Outcome
 from headway.supervise.spikes import Answer
 
 READING = {"loss": 31.0, "grad_norm": 2.0, "usual_loss": 2.5, "usual_grad_norm": 1.0}
@@ -61,9 +62,20 @@ def test_status_tells_what_was_done_and_what_is_in_force(run):
 def test_the_line_while_it_runs():
     (line,) = Progress(Schedule(tiny_spec()), ("code",), steps_per_row=5).feed({"kind": "spike", **SPIKE, **BACK})
     assert line == (
-        "- ALARM: step 15 is a spike: loss 8.000, gradient norm 1.3; the run goes back to step 8 and skips 6 batches, "
-        "its rate times 0.8 from there on"
+        "- ALARM: step 15 is a spike: loss 8.000 is 31.0 deviations above the usual 2.500, gradient norm 1.3 is 2.0 above 1 "
+        "(threshold 10); the run goes back to step 8 and skips 6 batches, its rate times 0.8 from there on"
     )
+
+
+def test_a_run_that_asks_a_person_has_not_failed_and_says_what_each_answer_does(run, monkeypatch, capsys):
+    asks = "step 15 is a spike, and interventions.spikes asks for a person"
+    outcome = Outcome(state="stopped", reason=asks, attempts=1, exit_code=EXIT_FINDINGS)
+    monkeypatch.setattr("headway.supervise.supervisor.supervise", lambda run, **how: outcome)
+    assert follow(run, json=False) == EXIT_FINDINGS
+    told = capsys.readouterr().out
+    assert f"headway resume {run.root} --spike roll-back   go back at least 100 steps before it and leave out 300 batches" in told
+    assert f"headway resume {run.root} --spike accept " in told
+    assert "do the same steps once more" in told
 
 
 def test_a_marked_step_is_a_finding_and_says_why_it_was_left_out(run):

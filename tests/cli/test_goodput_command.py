@@ -44,6 +44,8 @@ def test_everything_for_people(told: Path, capsys: pytest.CaptureFixture[str]) -
         "host memory",
     ):
         assert words in text, words
+    labels = [line for line in text.splitlines() if line.startswith("productive")]
+    assert [" at the good pace " in line for line in labels] == [False, True], "each of the two has a name of its own"
 
 
 def test_json_sums_exactly_and_files_are_named(told: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -160,12 +160,12 @@ def test_R54_a_roll_back_on_two_ranks(once, tmp_path):
 def test_R54_a_stop_asks_a_person_and_takes_the_answer(once, ignorant, tmp_path):
     run = begun(once, tmp_path / "run", overrides=policy("stop"))
     outcome = once.go(run)
-    assert (outcome.state, outcome.attempts) == ("failed", 1)
+    assert (outcome.state, outcome.attempts, outcome.exit_code) == ("stopped", 1, 1)
     assert f"step {SPIKE} is a spike" in outcome.reason
     assert "--spike roll-back or --spike accept" in outcome.reason
     shutil.copytree(run.root, tmp_path / "copy")
     outcome = once.go(run)  # nothing said: the same steps once more
-    assert (outcome.state, [s.restored_step for s in read_segments(run)]) == ("failed", [0, 100])
+    assert (outcome.state, [s.restored_step for s in read_segments(run)]) == ("stopped", [0, 100])
     outcome = once.go(run, spike=Answer.ACCEPT)
     assert outcome.state == "complete", outcome
     newest = read_segments(run)[-1]

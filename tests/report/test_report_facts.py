@@ -146,6 +146,9 @@ def test_behind_is_measured_to_whichever_segment_came_back(tmp_path: Path) -> No
     [
         ({}, "killed"),
         ({"signal": 11}, "failed"),
+        ({"signal": 15, "forced": "stop"}, "stopped"),
+        ({"forced": "hang"}, "ended by its supervisor"),
+        ({"lost_node": "n1"}, "cut off"),
         ({"signal": None, "code": 4}, "failed"),
         ({"signal": None, "code": None, "reason": "its owner had died; its trainer was killed"}, "cut off"),
     ],

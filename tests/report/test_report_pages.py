@@ -412,6 +412,20 @@ def test_failed_run_shows_its_error(tmp_path: Path) -> None:
     assert "the gradient was not finite" in text
 
 
+def test_an_error_that_only_noticed_the_end_is_not_shown_as_its_cause(tmp_path: Path) -> None:
+    ended = {"rank": 1, "lost_node": "n1", "reason": "node n1 was lost with rank 1: its agent was ended by SIGKILL"}
+    run = tell_attempts(tmp_path / "run", [13, 24], exits=ended)
+    problem = {"seen": "RuntimeError: Connection reset by peer", "rule": "", "way_out": "", "where": ""}
+    error = {"label": "run failed", "problems": [problem], "exit_code": 4, "rank": 0}
+    write_json(run.segment(1) / "error.json", error)
+    told = "Segment 1 failed: node n1 was lost with rank 1: its agent was ended by SIGKILL. Rank 0 noticed it as: RuntimeError"
+    page = words(write_report(run).html)
+    assert told in page
+    assert "Segment 1 was cut off after step 13 (node n1 was lost with rank 1: its agent" in page
+    write_json(run.segment(1) / "error.json", error | {"rank": 1})
+    assert "Segment 1 failed: RuntimeError: Connection reset by peer" in words(write_report(run).html)
+
+
 def test_changed_environment_is_said(tmp_path: Path) -> None:
     text = words(write_report(tell(tmp_path / "run", dataclasses.replace(SHORT, changed_environment={"threads": 4}))).html)
     assert "threads: 2 -> 4" in text

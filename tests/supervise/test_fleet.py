@@ -134,7 +134,7 @@ def test_an_agent_that_dies_is_a_lost_node_and_its_successor_ends_what_it_left(r
     ranks = launched(run, node, STUBBORN)
     os.kill(node.hello["pid"], signal.SIGKILL)
     assert wait_for(lambda: node.status(0)) == LOST
-    assert node.lost == "its agent ended (ended by SIGKILL)"
+    assert node.lost == "its agent was ended by SIGKILL"
     assert all(is_alive(p["pid"], p["start_ticks"]) for p in ranks.values()), "it sleeps, and does not read its end of file"
     again = nodes("n0")
     wait_for(lambda: again.hello)
@@ -301,6 +301,7 @@ def test_only_a_death_without_a_word_is_blamed_on_the_node(fleet):
     assert not found.judge(None, None, "a hang")
     assert not found.judge(3, None, "ended by SIGKILL"), "once may happen"
     assert found.judge(2, None, "ended by SIGSEGV")
+    assert found._hosts["n1"].out == "2 faults began there: ended by SIGKILL; ended by SIGSEGV"
     assert found.told == [("n1", "evicted")]
     assert found.gather(never) == ("n0", "s0")
     assert found._hosts["n1"].node.calls == ["close"]
@@ -334,7 +335,7 @@ def test_a_lost_node_excuses_the_attempt_and_one_that_is_lost_again_is_evicted(f
     assert found.judge(2, None, "ended by SIGKILL")
     assert not found._hosts["n1"].out
     assert found.judge(2, None, "ended by SIGKILL")
-    assert found._hosts["n1"].out
+    assert found._hosts["n1"].out == "2 faults began there: its agent ended (2 times)"
 
 
 def test_a_stage_that_comes_later_may_find_more_nodes(fleet):

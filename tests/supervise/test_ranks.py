@@ -12,11 +12,13 @@ from types import SimpleNamespace
 
 import pytest
 
+from headway.base.clocks import FakeClock
 from headway.base.files import write_json
 from headway.base.records import append_stamped
 from headway.rundir.processes import is_alive, session_members
 from headway.rundir.segments import Segment, write_segment
 from headway.supervise.attempt import Attempt
+from headway.supervise.causes import own_error
 from headway.supervise.launcher import LocalRanks, ProcessLauncher, log_of
 from headway.supervise.options import SuperviseOptions
 from headway.supervise.patience import Patience
@@ -147,6 +149,37 @@ def test_F1_the_rank_that_left_word_first_is_the_cause(run):
     assert ended(process) == 4
     assert process.failed == 1
     process.close()
+
+
+def test_F1_the_word_of_a_rank_that_noticed_is_not_the_cause(run):
+    run.segment(1).mkdir(parents=True, exist_ok=True)
+    write_json(run.segment(1) / "error.json", {"label": "run failed", "problems": [], "exit_code": 4, "rank": 1})
+    assert own_error(run, 1, 0) is None
+    assert own_error(run, 1, 1) == own_error(run, 1, None)
+    assert own_error(run, 1, 1) is not None
+    assert own_error(run, 2, 1) is None
+
+
+def test_the_loss_of_a_node_is_told_once_and_with_no_status_that_nobody_saw(run, three):
+    write_segment(run, Segment(1, None, 0, None, "start", "test", 1, {"world": 3}))
+    three[1].status, three[1].node = -signal.SIGKILL, SimpleNamespace(host="n1", lost="its agent was ended by SIGKILL")
+    told: list[dict] = []
+    watch = SimpleNamespace(
+        run=run,
+        options=SuperviseOptions(),
+        patience=Patience(floor_seconds=600.0, factor=1.0, generous_seconds=600.0),
+        now_ns=lambda: 0,
+        clock=FakeClock(),
+        show=told.append,
+        record=lambda kind, **fields: told.append({"kind": kind, **fields}),
+        lease=SimpleNamespace(must_stop=lambda: False),
+        stop=SimpleNamespace(count=0, name=""),
+        pauses=[],
+        pause=lambda: None,
+    )
+    end = Attempt(watch, 1, LocalRanks(three)).follow()
+    assert (end.rank, end.signal, end.reason) == (1, 9, "node n1 was lost with rank 1: its agent was ended by SIGKILL")
+    assert [event["lost_node"] for event in told if event["kind"] == "exit"] == ["n1"]
 
 
 def test_D12_a_rank_that_waits_for_data_is_heard_although_it_writes_no_rows(run):

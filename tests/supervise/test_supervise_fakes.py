@@ -435,7 +435,7 @@ def test_R54_a_roll_back_is_no_fruitless_attempt_and_too_many_ask(spiky, choices
     write_first_segment(spiky)
     choices[:] = [at(1, 95), at(1, 80), at(1, 70)]
     outcome, _ = perform(spiky, [["spike100", 0], ["spike102", 0], ["spike104", 0]], max_fruitless_attempts=1)
-    assert (outcome.state, outcome.attempts, outcome.exit_code) == ("failed", 3, 4)
+    assert (outcome.state, outcome.attempts, outcome.exit_code) == ("stopped", 3, 1)
     assert "step 104 is a spike, and 2 roll-backs in a row did not help" in outcome.reason
     assert [event["action"] for event in read_events(spiky) if event["kind"] == "spike"] == ["rolled_back", "rolled_back", "stop"]
 

@@ -81,7 +81,7 @@ def test_killed_trainer_is_restarted_from_the_last_commit(run):
     assert [(s.id, s.parent, s.restored_step, s.checkpoint) for s in chain] == [(1, None, 0, None), (2, 1, 10, "g0001-s00000010")]
     assert "SIGKILL" in chain[1].reason
     exits = events(run, "exit")
-    assert [(e["code"], e["signal"]) for e in exits] == [(None, signal.SIGKILL), (0, None)]
+    assert [(e["code"], e["signal"], e.get("forced")) for e in exits] == [(None, signal.SIGKILL, None), (0, None, None)]
     ledger = read_ledger(run)
     assert (ledger.committed.steps, ledger.attempted.steps) == (20, 23)
     assert ledger.categories["rolled_back"] > 0
@@ -204,7 +204,7 @@ def test_F5_trainer_that_ignores_the_signal_is_killed_after_the_grace_time(run):
     )
     assert outcome.state == "stopped"
     assert "the last committed checkpoint stands" in outcome.reason
-    assert events(run, "exit")[0]["signal"] == signal.SIGKILL
+    assert [(e["signal"], e["forced"]) for e in events(run, "exit")] == [(signal.SIGKILL, "stop")]
 
 
 def test_stopped_run_goes_on_where_it_stopped(run):

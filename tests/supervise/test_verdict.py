@@ -66,6 +66,14 @@ def test_no_python_runs_on_a_rank_whose_pulse_stands():
     assert verdict(beat(0, waits=30), beat(1, at=70), facts={1: Facts(state="D")}).behind[0].where == "in I/O"
 
 
+def test_what_was_seen_before_the_phase_is_said_to_be():
+    """The state is of the main thread and always fresh; a pulse is of a thread that may run no more."""
+    stands = beat(1, phase="save", at=70)
+    stands.state["since_ns"] = round(70.4 * S)
+    words = verdict(beat(0, waits=30), stands).words()
+    assert "last seen in forward (model/decoder.py:88), 0.4 s before save began" in words
+
+
 def test_F3_clocks_of_other_boots_are_not_compared():
     found = verdict(beat(0, waits=9), beat(1, at=5, boot="another"))
     assert found.behind[0].where == "in Python", "its pulse is 95 s behind a clock that is not its own"

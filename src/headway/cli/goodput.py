@@ -131,12 +131,12 @@ def progress_lines(ledger: Any) -> Iterator[str]:
 def capacity_lines(account: Any) -> Iterator[str]:
     from headway.base.units import format_seconds
     from headway.cli.output import table
-    from headway.monitor.capacity import SLOW, device_time
+    from headway.monitor.capacity import SLOW, category_words, device_time
 
     capacity = account.capacity
     yield ""
     rows = [
-        [name.replace("_", " "), device_time(amount), f"{amount / capacity.total:.2%}", f"{amount:,}"]
+        [category_words(name), device_time(amount), f"{amount / capacity.total:.2%}", f"{amount:,}"]
         for name, amount in capacity.categories.items()
     ]
     rows.append(["sum", device_time(capacity.total), "100.00%", f"{capacity.total:,}"])

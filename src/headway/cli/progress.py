@@ -23,11 +23,20 @@ from typing import Any
 from headway.base.units import format_bytes, format_count, format_seconds
 from headway.cli.output import rewrite, say
 from headway.monitor.alarms import why_left_out
+from headway.monitor.spikes import reading_words
 from headway.recipe.schedules import Schedule
 
 Record = dict[str, Any]
 ROWS_PER_RUN = 40
 ROWS_PER_HEADER = 20
+FORCED = {
+    "stop": "stopped by request",
+    "pause": "stopped for a pause",
+    "regroup": "stopped to take nodes back",
+    "hang": "ended by the supervisor, a hang",
+    "lease lost": "ended by the supervisor, its lease is lost",
+}
+"""By ``forced`` of an exit: why the supervisor ended a trainer."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,6 +115,7 @@ class Progress:
     rows_shown: int = 0
     current: str = ""
     _over_budget: bool = False
+    _lost: tuple[str, str] = "", ""  # the node whose loss was told last with the end of a segment, and in which words
     _tokens: int = 0
     _all: _Window = field(default_factory=_Window)  # of this segment, saves and evaluations included, for the time left
     _window: _Window = field(default_factory=_Window)
@@ -201,7 +211,7 @@ class Progress:
     # -- the supervisor's records
 
     def _on_launch(self, record: Record) -> list[str]:
-        self.segment = record["segment"]
+        self.segment, self._step = record["segment"], None
         layout = f", {record['layout']}" if record.get("layout") else ""
         return [f"- segment {self.segment}: trainer started (process {record['pid']}{layout})"]
 
@@ -222,9 +232,15 @@ class Progress:
     _on_memory_growth = _on_slow_data = _on_straggler
 
     def _on_exit(self, record: Record) -> list[str]:
-        trainer, at = f"the trainer of segment {record['segment']}", f"after step {self.last_step}"
+        trainer = f"the trainer of segment {record['segment']}"
+        at = f"after step {self.last_step}" if self._step is not None else "before its first step"
         reason = f": {record['reason']}" if record.get("reason") else ""
+        if record.get("lost_node"):
+            self._lost = record["lost_node"], str(record.get("reason"))
+            return [f"- ALARM: segment {record['segment']} ended {at}{reason}"]
         if record.get("signal"):
+            if record.get("forced"):  # the run did that itself: nobody killed it
+                return [f"- {FORCED.get(record['forced'], record['forced'])}: {trainer}, {at}{reason}"]
             name = signal_name(record["signal"])
             more = "" if f"ended by {name}".endswith(reason.removeprefix(": ")) else reason
             return [f"- killed: {trainer} ended by {name} {at}{more}"]
@@ -246,13 +262,16 @@ class Progress:
         return [f"- mixture of stage {stage} from sequence {record['first']:,} on: {weights}: {record['reason']}"]
 
     def _on_spike(self, record: Record) -> list[str]:
-        seen = f"- ALARM: step {record['step']} is a spike: loss {record['loss']:.3f}, gradient norm {record['grad_norm']:.3g}"
+        words = reading_words(record["loss"], record["grad_norm"], record["reading"])
+        seen = f"- ALARM: step {record['step']} is {words} (threshold {record['threshold']:g})"
         back = f"; the run goes back to step {record['restored']}" if "restored" in record else ""
         skipped = f" and skips {record['skipped_batches']:,} batches" if "skipped_batches" in record else ""
         slower = f", its rate times {record['rate_factor']:g} from there on" if "rate_factor" in record else ""
         return [f"{seen}{back}{skipped}{slower}"]
 
     def _on_node(self, record: Record) -> list[str]:
+        if record["state"] == "lost" and record["host"] == self._lost[0] and record["reason"] in self._lost[1]:
+            return []  # the end of its segment has told it
         alarm = "" if record["state"] == "back" else "ALARM: "
         return [f"- {alarm}node {record['host']} is {record['state']}: {record['reason']}"]
 

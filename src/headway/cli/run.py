@@ -12,6 +12,7 @@ from cyclopts import Parameter
 from headway.base.errors import (
     EXIT_CONFIG,
     EXIT_ENVIRONMENT,
+    EXIT_FINDINGS,
     EXIT_OK,
     ConfigError,
     EnvironmentFault,
@@ -105,7 +106,7 @@ def resume(
     A new supervisor takes the run over and continues from the last committed checkpoint: same data order, same learning
     rates, same numbers. A run that another supervisor still holds is refused. Under another deployment (other processes,
     layouts, threads) it is the same run: same data, numbers within tolerance. A run that was paused (headway pause) is told
-    to go on, and stays with its owner.
+    to go on, and stays with its owner. The exit code is 1 where it stops at a spike that a person is to answer (--spike).
     """
     from headway.cli.engine import require_engine
     from headway.cli.stop import paused_owner
@@ -316,11 +317,28 @@ def follow(run: Any, *, json: bool, **how: Any) -> int:
                 "attempts": outcome.attempts,
             }
         )
+    elif outcome.state == "stopped" and outcome.exit_code == EXIT_FINDINGS:
+        for line in spike_answers(run):
+            say(line)
     elif outcome.state == "stopped":
         say(f"go on with: headway resume {run.root}")
     else:
         say(f"see: headway report {run.root}")
-    return EXIT_OK
+    return int(outcome.exit_code)
+
+
+def spike_answers(run: Any) -> list[str]:
+    """What a person can say to the spike at which ``run`` stopped, and what each does."""
+    from headway.recipe.spike_rules import SpikeRules
+
+    rules = SpikeRules.of(run.spec())
+    skips = f" and leave out {rules.skip_batches:,} batches around it" if rules.skip_batches else ""
+    return [
+        "go on with one of:",
+        f"  headway resume {run.root} --spike roll-back   go back at least {rules.rewind_steps:,} steps before it{skips}",
+        f"  headway resume {run.root} --spike accept      go on over it: what follows is judged anew",
+        f"  headway resume {run.root}                     do the same steps once more, in case the machine was at fault",
+    ]
 
 
 def follow_to_end(
@@ -371,7 +389,8 @@ def failure(run: Any, outcome: Any) -> HeadwayError:
     tail = "\n".join(cause.get("log_tail") or ()) if not said else ""
     way_out = f"see headway status {run.root}; when the cause is mended: headway resume {run.root}"
     first = Problem(
-        f"the run {outcome.state} after {outcome.attempts} attempts: {outcome.reason}" + (f"\n{tail}" if tail else ""),
+        f"the run {outcome.state} after {outcome.attempts} attempt{'' if outcome.attempts == 1 else 's'}: {outcome.reason}"
+        + (f"\n{tail}" if tail else ""),
         "",
         way_out,
     )

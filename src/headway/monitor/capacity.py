@@ -32,10 +32,16 @@ LEAST_STEPS = 8
 MISSING, SLOWER = "missing", "slow"
 AWAY = (Category.QUEUE, Category.PLANNED_PAUSE)
 """Time in which no device is held: all that were asked for count under that category."""
+AT_GOOD_PACE = "productive at the good pace"
 _WINDOW = 7
 
 Kind = tuple[Any, ...]
 """What steps have to share to be comparable: stage, sequences, layout."""
+
+
+def category_words(name: str) -> str:
+    """Of a category of device time, for people: what slow steps took is off, so productive is less here than in the ledger."""
+    return AT_GOOD_PACE if name == Category.PRODUCTIVE else name.replace("_", " ")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -54,6 +54,12 @@ class SegmentFacts:
         return self.last("end") is not None
 
     @property
+    def error_is_secondary(self) -> bool:
+        """Whether ``error`` is of another rank than the one that ended first: it noticed the end, and did not cause it."""
+        ranks = (self.error or {}).get("rank"), (self.exit or {}).get("rank")
+        return None not in ranks and ranks[0] != ranks[1]
+
+    @property
     def killed(self) -> bool:
         """Whether it ended other than by its own decision.
 

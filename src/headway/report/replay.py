@@ -85,6 +85,10 @@ class Interruption:
     def word(self) -> str:
         """What ended the segment, in one word."""
         ended = self.before.exit or {}
+        if ended.get("forced"):  # by its own supervisor, which may have used a signal
+            return "ended by its supervisor" if ended["forced"] in ("hang", "lease lost") else "stopped"
+        if ended.get("lost_node"):
+            return "cut off"
         if ended.get("signal") in (9, "SIGKILL"):
             return "killed"
         if ended.get("signal") is not None or ended.get("code") not in (0, None):

@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from headway.base.units import format_seconds
-from headway.monitor.capacity import MISSING, SLOWER, Capacity, device_time
+from headway.monitor.capacity import AT_GOOD_PACE, MISSING, SLOWER, Capacity, device_time
 from headway.monitor.goodput import PENDING, Fall
 from headway.report import plots
 from headway.report.plots import LIGHT, category_colour, colour
@@ -57,10 +57,10 @@ def _time_panel(axis: Axes, total_ns: int, falls: Sequence[Fall]) -> None:
 
 
 def _capacity_panel(axis: Axes, capacity: Capacity, parts: list[tuple[str, int]]) -> None:
-    plots.title(axis, "the same in device time: of all that was asked for")
+    plots.title(axis, "device time: all that was asked for, down to what ran at the good pace")
     left = capacity.total
     for row, (name, amount) in enumerate(parts):
-        is_loss = name != "productive"
+        is_loss = name != AT_GOOD_PACE
         start = left - amount if is_loss else 0
         left -= amount if is_loss else 0
         _bar(axis, name, row, (start / capacity.total, amount / capacity.total))
@@ -74,11 +74,11 @@ def _capacity_parts(capacity: Capacity) -> list[tuple[str, int]]:
     lost = [(name, capacity.categories[name]) for name in (MISSING, SLOWER) if name in capacity.categories]
     productive = capacity.categories.get("productive", 0)
     other = capacity.total - productive - sum(amount for _, amount in lost)
-    return [*lost, (_OTHER, other), ("productive", productive)] if lost else []
+    return [*lost, (_OTHER, other), (AT_GOOD_PACE, productive)] if lost else []
 
 
 def _bar(axis: Axes, name: str, row: int, span: tuple[float, float]) -> None:
-    paint = _COLOURS.get(name) or category_colour("productive" if name == _COMMITTED else name)
+    paint = _COLOURS.get(name) or category_colour("productive" if name in (_COMMITTED, AT_GOOD_PACE) else name)
     hatched = paint.endswith("/hatched")
     axis.broken_barh(
         [span], (row - 0.34, 0.68), facecolor=LIGHT["paper"] if hatched else colour(paint),

@@ -217,6 +217,8 @@ class Attempt:
         )
         fields = {"segment": end.segment, "code": code, "signal": number, "reason": end.reason}
         fields |= {"rank": end.rank} if end.rank is not None else {}
+        fields |= {"forced": end.forced} if end.forced else {}
+        fields |= {"lost_node": node.host} if (node := self._lost_node(number)) is not None else {}
         fields |= of_exit(self._watch.run, end.segment)
         self._watch.record("exit", **fields, last_progress_boot_ns=self._watch.patience.last_row_ns)
         return end
@@ -226,6 +228,11 @@ class Attempt:
         if self._forced == "hang":  # who was killed first says nothing, nor does a verdict that fits all
             return self._verdict.get("rank") if self._verdict.get("behind", 0) < self._world else None
         return self._process.failed if isinstance(self._process, LocalRanks) else None
+
+    def _lost_node(self, number: int | None) -> Any:
+        """The node whose loss ended the attempt; None: something else did."""
+        is_possible = number == signal.SIGKILL and not self._forced and isinstance(self._process, LocalRanks)
+        return self._process.lost_node(self._rank) if is_possible else None
 
     def _words(self, code: int | None, number: int | None) -> str:
         status = status_words(code, number)
@@ -243,7 +250,8 @@ class Attempt:
         if self._killed and self._forced == "stop":
             words += " (it did not end within the grace time: the last committed checkpoint stands)"
         detail = cause(self._watch.run, self._segment, self._rank or 0) if code else ""
+        if (node := self._lost_node(number)) is not None:  # the status is none that anybody saw
+            return f"node {node.host} was lost with rank {self._rank or 0}: {node.lost}"
         if number == signal.SIGKILL and not self._forced:
-            lost = self._process.lost(self._rank) if isinstance(self._process, LocalRanks) else ""
-            detail = lost or self._ranks.memory_words(self._rank or 0)
+            detail = self._ranks.memory_words(self._rank or 0)
         return f"{words}: {detail}" if detail else words

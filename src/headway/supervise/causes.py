@@ -32,6 +32,13 @@ def error_of(run: RunDirectory, segment: int) -> dict[str, Any] | None:
     return error if isinstance(error, dict) else None
 
 
+def own_error(run: RunDirectory, segment: int, rank: int | None) -> dict[str, Any] | None:
+    """``error_of``, unless it is the word of another than ``rank``, which ended first: that one noticed the end, and no more."""
+    error = error_of(run, segment) or {}
+    is_others = None not in (rank, error.get("rank")) and error["rank"] != rank
+    return None if is_others else error or None
+
+
 def error_words(error: dict[str, Any]) -> str:
     """``label: problem; problem``. A problem is a text or {seen, rule, way_out, where}."""
     problems = [p.get("seen", "") if isinstance(p, dict) else str(p) for p in error.get("problems", [])]

@@ -13,6 +13,7 @@ global batch and the stream are the same, and the segment records it.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -288,9 +289,9 @@ class Fleet:
         is_lost = not self._answers(host)
         if code is not None and not is_lost:
             return False
-        host.faults.append(reason)
+        host.faults.append(host.node.lost if is_lost and host.node is not None and host.node.lost else reason)
         if len(host.faults) >= self.options.evict_after and not host.out:
-            self.evict(name, f"{len(host.faults)} faults began there, the last: {reason}")
+            self.evict(name, f"{len(host.faults)} faults began there: {_counted(host.faults)}")
         return is_lost or bool(host.out)
 
     def weigh_corruption(self, events: list[dict[str, Any]]) -> bool:
@@ -316,6 +317,11 @@ class Fleet:
         for node in nodes:
             node.wait(self.options.node.orphan_seconds)
         self._meeting.close()
+
+
+def _counted(faults: list[str]) -> str:
+    """Each kind once, with how often it came where that was more than once."""
+    return "; ".join(f"{fault} ({n} times)" if n > 1 else fault for fault, n in Counter(faults).items())
 
 
 def left_behind(ranks: list[dict[str, Any]], hello: dict[str, Any]) -> list[dict[str, Any]]:

@@ -123,10 +123,10 @@ class LocalRanks:
         first = self._first_error()
         return signalled[0] if signalled else first if first in ended else min(ended)
 
-    def lost(self, rank: int | None) -> str:
-        """Why nothing is known of a rank's machine any more; empty: it answers, or is this one."""
+    def lost_node(self, rank: int | None) -> Any:
+        """A rank's node of which nothing is known any more, {host, lost: why}; None: it answers, or is this machine."""
         node = getattr(self.ranks[rank or 0], "node", None)
-        return f"node {node.host} is lost: {node.lost}" if node is not None and node.lost else ""
+        return node if node is not None and node.lost else None
 
     def terminate(self) -> None:
         """All of them: what one wishes they agree upon."""

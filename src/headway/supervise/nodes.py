@@ -113,7 +113,7 @@ class Node:
         limit = self._options.silence_seconds if hello else self._options.hello_seconds
         if self._process.poll() is not None:
             code = self._process.returncode
-            self._lose(f"its agent ended ({status_words(code, None) if code >= 0 else status_words(None, -code)})")
+            self._lose(f"its agent ended (exit code {code})" if code >= 0 else f"its agent was {status_words(None, -code)}")
         elif silent > limit:
             self._lose(f"nothing was heard of its agent for {limit:.0f} s" + ("" if segment is None else " in mid-run"))
         return not self.lost

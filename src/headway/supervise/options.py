@@ -42,7 +42,9 @@ class SuperviseOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """How supervision ended. ``state``: complete, stopped, failed, or lost (another owner has the run now)."""
+    """How supervision ended. ``state``: complete, stopped, failed, or lost (another owner has the run now).
+
+    ``exit_code`` of a stop: 1 where a person is to decide about a spike."""
 
     state: str
     reason: str

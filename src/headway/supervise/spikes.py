@@ -92,7 +92,7 @@ class Spikes:
     def _question(self, spike: dict[str, Any], recurrence: int) -> str:
         why = f"{recurrence} roll-backs in a row did not help" if recurrence else "interventions.spikes asks for a person"
         answers = " or ".join(f"--spike {answer}" for answer in Answer)
-        return f"step {spike['step']} is a spike, and {why}: go on with headway resume {self._watch.run.root} {answers}"
+        return f"step {spike['step']} is a spike, and {why}: headway resume {self._watch.run.root} {answers}"
 
     def choose(self, find: Callable[[list[Segment]], Choice], chain: list[Segment]) -> Choice:
         """As ``find``; for a roll-back among what is old enough. Where that was committed once and is gone or damaged, among

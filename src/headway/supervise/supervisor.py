@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from headway.base.clocks import Clock, SystemClock
-from headway.base.errors import EXIT_CONFIG, EXIT_ENVIRONMENT, EXIT_OK, EXIT_RUN, HeadwayError, from_os_error
+from headway.base.errors import EXIT_CONFIG, EXIT_ENVIRONMENT, EXIT_FINDINGS, EXIT_OK, EXIT_RUN, HeadwayError, from_os_error
 from headway.base.failpoints import guard
 from headway.data.stream import Stream
 from headway.data.transition import MixtureChange, with_change
@@ -44,7 +44,7 @@ from headway.store.mirror.choice import choose_with_mirror
 from headway.store.mirror.mirror import Mirror
 from headway.store.writer.client import end_writers
 from headway.supervise.attempt import PAUSE, REGROUP, Attempt, AttemptEnd, StopSignals, Watch
-from headway.supervise.causes import error_of, error_words, log_tail
+from headway.supervise.causes import error_of, error_words, log_tail, own_error
 from headway.supervise.commands import refuse_foreign
 from headway.supervise.corruption import record_finding
 from headway.supervise.fleet import Fleet, FleetOptions, described
@@ -207,7 +207,7 @@ class _Supervisor:
             self._rest()
             return None
         if question := self._spikes.consider():
-            return self._finish("failed", question, EXIT_RUN)
+            return self._finish("stopped", question, EXIT_FINDINGS)
         choice = self._choose()
         if self._fruitless >= watch.options.max_fruitless_attempts:
             return self._give_up(choice)
@@ -438,7 +438,7 @@ class _Supervisor:
         run = self._watch.run
         return {
             "segment": end.segment,
-            "error": error_of(run, end.segment),
+            "error": own_error(run, end.segment, end.rank),
             "log_tail": log_tail(run, end.segment, end.rank or 0),
         }
 

@@ -131,7 +131,7 @@ def _standing(beat: Beat, facts: Facts | None, newest: Mapping[str, int]) -> Sta
     pulse = beat.pulse
     kernel = f"; {facts.words()}" if facts is not None and facts.state not in (GONE, STOPPED) else ""
     frames = [str(frame) for frame in pulse.get("frames", [])]
-    last = f"last seen in {frames[0]}" if frames else "no pulse yet"
+    last = f"last seen in {frames[0]}{_before_the_phase(beat)}" if frames else "no pulse yet"
     if not beat.who:
         return Standing(**place, where=NEVER_CAME, words="it has no heartbeat: it has not begun, or stands at its imports")
     if facts is not None and facts.state == GONE:
@@ -159,6 +159,12 @@ def _newest_pulses(beats: Any) -> dict[str, int]:
         boot = beat.who.get("boot_id", "")
         newest[boot] = max(newest.get(boot, 0), beat.pulse.get("at_ns", 0))
     return newest
+
+
+def _before_the_phase(beat: Beat) -> str:
+    """How much earlier its last pulse is than the phase that it is in: what the pulse saw is none of that phase."""
+    earlier_ns = beat.state.get("since_ns", 0) - beat.pulse.get("at_ns", 0)
+    return f", {earlier_ns / 1e9:.1f} s before {beat.phase} began" if earlier_ns > 0 else ""
 
 
 def _caller(frames: list[str]) -> str:

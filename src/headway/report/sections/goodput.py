@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from headway.formulas.flops import flops_per_token
 from headway.monitor.account import Account
-from headway.monitor.capacity import MISSING, SLOWER, device_time
+from headway.monitor.capacity import MISSING, SLOWER, category_words, device_time
 from headway.monitor.meanings import MEANINGS
 from headway.recipe.spec import Spec
 from headway.report.material import Material
@@ -34,7 +34,7 @@ def _device_time(account: Account) -> Table:
     capacity = account.capacity
     rows: list[tuple[Inline, ...]] = []
     for name, amount in capacity.categories.items():
-        label: Inline = name if name in _CAPACITY else (swatch(category_colour(name)), name.replace("_", " "))
+        label: Inline = name if name in _CAPACITY else (swatch(category_colour(name)), category_words(name))
         words = _CAPACITY.get(name) or MEANINGS.get(name, "")
         rows.append((label, words, device_time(amount), percent(amount / capacity.total, 2), exact(amount)))
     rows.append(("sum", "", device_time(capacity.total), percent(1.0, 2), exact(capacity.total)))

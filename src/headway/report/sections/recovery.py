@@ -55,7 +55,7 @@ def _story(item: Interruption) -> Prose:
 
 def _why(attempt: SegmentFacts) -> str:
     ended = attempt.exit or {}
-    parts = [end_text(attempt), str(ended.get("reason") or "")]
+    parts = ["" if ended.get("lost_node") else end_text(attempt), str(ended.get("reason") or "")]
     return ", ".join(part for part in parts if part)
 
 
@@ -205,8 +205,10 @@ def _errors(material: Material) -> list[Block]:
     for attempt in material.facts.segments:
         problems = (attempt.error or {}).get("problems") or []
         for problem in problems:
-            seen = problem.get("seen") if isinstance(problem, dict) else problem
-            notices.append(Notice((strong(f"Segment {attempt.segment.id} failed: "), str(seen)), Tone.BAD))
+            seen = str(problem.get("seen") if isinstance(problem, dict) else problem)
+            if attempt.error_is_secondary:
+                seen = f"{(attempt.exit or {}).get('reason')}. Rank {(attempt.error or {}).get('rank')} noticed it as: {seen}"
+            notices.append(Notice((strong(f"Segment {attempt.segment.id} failed: "), seen), Tone.BAD))
     for attempt in material.facts.segments:
         for record in attempt.records:
             if record.get("kind") == "save_failed":
