@@ -1,7 +1,8 @@
 """The lease: who owns a run directory. Epoch files decide, a counter shows life, no wall clocks are compared.
 
     lease/epoch-000001.json   {owner, since, token}   created once by O_EXCL, never changed
-    lease/epoch-000001.beat   {counter, state} the holder's counter, written anew every ttl / 10; "released" at the end
+    lease/epoch-000001.beat   {counter, state, boot_id, boot_ns} the holder's counter and its own clock, written anew every
+                              ttl / 10; "released" at the end
     lease/epoch-000002.json   ...              the next owner
 
 A newcomer looks at the newest epoch. Released: it creates the next one (the file system lets only one succeed). Counter
@@ -142,7 +143,9 @@ class Lease:
         self._counter += 1
         descriptor = os.open(_beat_file(self.run, self.epoch), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
-            write_all(descriptor, encode_record({"counter": self._counter, "state": state}))
+            stamp = self._clock.stamp()
+            sign = {"counter": self._counter, "state": state, "boot_id": stamp.boot_id, "boot_ns": stamp.boot_ns}
+            write_all(descriptor, encode_record(sign))
         finally:
             os.close(descriptor)
 
@@ -190,6 +193,24 @@ def _newest_trace(run: RunDirectory) -> int:
         content = _read_object(path, "segment")
         epochs.append(content["epoch"] if type(content.get("epoch")) is int else 0)
     return max(epochs)
+
+
+@dataclass(frozen=True)
+class SignOfLife:
+    """The newest renewal of a lease, by the clock of its holder: to be compared with other stamps of that boot alone."""
+
+    boot_id: str
+    boot_ns: int
+
+
+def last_sign(run: RunDirectory, epoch: int) -> SignOfLife | None:
+    """None: there is none that can be read."""
+    try:
+        sign = decode_record(_beat(run, epoch).rstrip(b"\n")) or {}
+    except HeadwayError:
+        return None
+    boot_id, boot_ns = sign.get("boot_id"), sign.get("boot_ns")
+    return SignOfLife(boot_id, boot_ns) if isinstance(boot_id, str) and type(boot_ns) is int else None
 
 
 def glance_seconds(run: RunDirectory) -> float:
