@@ -82,7 +82,7 @@ def summarise(run: RunDirectory, clock: Clock | None = None) -> RunSummary:
     kept = split_rows(steps, chain).kept
     last_step, last_evaluation, last_save = (_last(kept, kind) for kind in ("step", "evaluation", "save"))
     schedule = Schedule(run.spec())
-    state, reason = _state(view, history, segments, clock)
+    state, reason = state_of(view, history, segments, clock)
     restored = chain[-1] if chain else None
     step = min(max(last_step.get("step", 0), restored.restored_step if restored else 0), schedule.total_steps)
     return RunSummary(
@@ -123,7 +123,8 @@ def _last(rows: list[dict], kind: str) -> dict:
     return next((row for row in reversed(rows) if row["kind"] == kind), {})
 
 
-def _state(view: LeaseView, history: EventChain, segments: list[Segment], clock: Clock) -> tuple[str, str]:
+def state_of(view: LeaseView, history: EventChain, segments: list[Segment], clock: Clock) -> tuple[str, str]:
+    """The state, as ``RunSummary`` names it, and why; "": nothing more is to be said."""
     events = history.chain
     if view.state == "held":
         return ("paused", events[-1]["reason"]) if events and events[-1]["kind"] == "pause" else ("running", "")
