@@ -153,16 +153,17 @@ class Lease:
 def observe(
     run: RunDirectory, patience_seconds: float, clock: Clock, on_wait: Callable[[LeaseView], None] | None = None
 ) -> LeaseView:
-    """Look at the newest epoch until its counter moves, it is found released, or ``patience_seconds`` have passed."""
+    """Look at the newest epoch until its counter moves, it is found released, or ``patience_seconds`` have passed.
+
+    ``on_wait``: told once the owner is silent for longer than one that lives."""
     epoch = newest_epoch(run)
     if epoch == 0:
         return LeaseView("free", 0, {}, 0)
     first = _beat(run, epoch)
     if _is_released(first):
         return _view(run, epoch, _RELEASED)
-    if on_wait is not None:
-        on_wait(_view(run, epoch, "silent"))
-    deadline_ns = clock.stamp().boot_ns + round(patience_seconds * 1e9)
+    began_ns = clock.stamp().boot_ns
+    deadline_ns, told_ns = (began_ns + round(seconds * 1e9) for seconds in (patience_seconds, glance_seconds(run)))
     pause_seconds = min(0.25, max(0.01, patience_seconds / 100))
     while clock.stamp().boot_ns < deadline_ns:
         clock.sleep(pause_seconds)
@@ -173,6 +174,9 @@ def observe(
             return _view(run, epoch, _RELEASED)
         if beat != first:
             return _view(run, epoch, _HELD)
+        if on_wait is not None and clock.stamp().boot_ns >= told_ns:
+            on_wait(_view(run, epoch, "silent"))
+            on_wait = None
     return _view(run, epoch, "silent")
 
 
@@ -275,6 +279,6 @@ def _in_use(run: RunDirectory, view: LeaseView) -> EnvironmentFault:
     host, pid = view.owner.get("host", "?"), view.owner.get("pid", "?")
     return EnvironmentFault(
         f"run directory in use: {run.root} is owned by process {pid} on {host} since {since}",
-        "one run directory has one owner at a time",
-        f"watch it with: headway status {run.root}, or stop that process (SIGTERM) and start again",
+        "one run directory has one owner at a time, and this one lives",
+        f"it is running; watch it with: headway status {run.root}; to stop it: headway stop {run.root}",
     )
