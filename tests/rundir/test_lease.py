@@ -54,6 +54,19 @@ def test_C9_second_launch_is_refused_naming_the_first(run):
     assert newest_epoch(run) == 1
 
 
+def test_only_an_owner_that_is_silent_is_waited_for(run):
+    """One that is known to live is never said to be waited for."""
+    holder_clock = FakeClock()
+    holder, told = acquire(run, holder_clock), []
+    lively = LivelyClock(meanwhile=lambda: (holder_clock.advance(0.3), holder.renew()))
+    with pytest.raises(EnvironmentFault) as refused:
+        Lease.acquire(run, OWNER, 10.0, lively, told.append)
+    assert told == []
+    assert f"it is running; watch it with: headway status {run.root}; to stop it: headway stop {run.root}" in str(refused.value)
+    Lease.acquire(run, OWNER, 10.0, FakeClock(), told.append)
+    assert [view.owner for view in told] == [OWNER]
+
+
 def test_silent_owner_expires_after_a_whole_ttl_of_the_watcher(run):
     acquire(run, FakeClock())
     clock = FakeClock()

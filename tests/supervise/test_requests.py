@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from dataclasses import replace
 
 import pytest
 from bench import plan, quick, read_ledger, standin_launcher
@@ -13,8 +14,9 @@ from headway.base.errors import EnvironmentFault
 from headway.cli import stop as verbs
 from headway.cli.main import run_guarded
 from headway.monitor.summary import summarise
-from headway.rundir.events import read_events
-from headway.rundir.lease import newest_epoch
+from headway.rundir.events import EventLog, read_events
+from headway.rundir.lease import Lease, newest_epoch
+from headway.rundir.processes import this_process
 from headway.rundir.requests import Inbox, Request, ask
 from headway.rundir.segments import read_segments
 from headway.supervise import options
@@ -148,10 +150,66 @@ def test_a_batch_system_is_asked_again_only_after_a_signal(run, tmp_path, monkey
     assert seen[-2]["text"] == f"sh -c echo 77 > {tmp_path}/queued: the run is queued again"
 
 
-def test_nobody_is_asked_where_nobody_runs_it(run, capsys):
+def refusal(run, verb: str, capsys) -> str:
+    assert run_guarded([verb, str(run.root)]) == 3
+    return " ".join(capsys.readouterr().err.split())
+
+
+def ends(run, clock, epoch: int, **fields) -> None:
+    log = EventLog(run, epoch, clock)
+    log.append("finish", **fields)
+    log.close()
+
+
+def test_nobody_is_asked_where_nobody_runs_it_and_it_is_told_how_the_run_stands(run, capsys):
+    clock = SystemClock()
+    Lease.acquire(run, {"pid": 1, "host": "alpha"}, 15.0, clock).release()
     for verb in ("stop", "pause"):
-        assert run_guarded([verb, str(run.root)]) == 3
-        assert f"nobody runs {run.root}, so there is nothing to {verb}" in capsys.readouterr().err
+        assert f"{run.root} was never started, so there is nothing to {verb}" in refusal(run, verb, capsys)
+    ends(run, clock, 1, state="stopped", reason="by a person")
+    said = refusal(run, "stop", capsys)
+    assert f"{run.root} is stopped already" in said
+    assert f"headway resume {run.root}" in said
+    ends(run, clock, 2, state="complete", reason="all steps are trained")
+    said = refusal(run, "pause", capsys)
+    assert f"{run.root} is complete, so there is nothing to pause" in said
+    assert f"headway report {run.root}" in said
+    EventLog(run, 3, clock)
+    assert f"{run.root} crashed: its owner is gone, so there is nothing to stop" in refusal(run, "stop", capsys)
+
+
+def test_the_ranks_of_a_dead_owner_cannot_be_asked_and_end_by_themselves(run, capsys):
+    log, me = EventLog(run, 1, SystemClock()), this_process()
+    log.append("launch", segment=1, pid=me["pid"], start_ticks=me["start_ticks"], host=me["host"])
+    said = refusal(run, "stop", capsys)
+    assert f"the owner of {run.root} is gone, so nobody can be asked to stop; its ranks still run" in said
+    assert "save and end by themselves, within 30 s" in said
+    assert f"to go on: headway resume {run.root}" in said
+    assert "nothing to stop" not in said
+
+
+def test_a_second_pause_says_that_the_run_rests_already(run, capsys):
+    clock = SystemClock()
+    lease = Lease.acquire(run, {"pid": 1, "host": "alpha"}, 1.0, clock)
+    EventLog(run, lease.epoch, clock).append("pause", reason="headway pause by anna")
+    with lease.renewed_in_background():
+        assert run_guarded(["pause", str(run.root)]) == 0
+    assert f"{run.root} is already paused; go on with: headway resume {run.root}" in capsys.readouterr().out
+    assert not run.requests.exists(), "nobody was asked again"
+
+
+def test_resume_of_a_complete_run_says_so_and_what_it_did_not_use(run, capsys, monkeypatch):
+    from headway.cli import run as verb
+    from headway.supervise.options import Outcome
+
+    done = Outcome(state="complete", reason="nothing is left to train", attempts=0, exit_code=0)
+    monkeypatch.setattr(verb, "follow_to_end", lambda run, json, **how: done)
+    assert verb.follow(run, json=False, deployment={"nodes": 2}, change=None) == 0
+    told = capsys.readouterr().out
+    assert f"{run.root} is complete: nothing is left to train; --deployment changed nothing" in told
+    monkeypatch.setattr(verb, "follow_to_end", lambda run, json, **how: replace(done, attempts=1))
+    verb.follow(run, json=False)
+    assert "is complete" not in capsys.readouterr().out
 
 
 @pytest.mark.e2e

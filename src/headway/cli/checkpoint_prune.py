@@ -54,7 +54,7 @@ def refuse_if_owned(run: Any) -> None:
         raise EnvironmentFault(
             f"{run.root} is owned by process {view.owner.get('pid', '?')} on {view.owner.get('host', '?')}",
             "the owner of a run deletes its checkpoints itself, after each save",
-            "look with --dry-run; or stop that process (SIGTERM) and prune then",
+            f"look with --dry-run; or prune after: headway stop {run.root}",
         )
 
 

@@ -323,6 +323,10 @@ def follow(run: Any, *, json: bool, **how: Any) -> int:
     elif outcome.state == "stopped":
         say(f"go on with: headway resume {run.root}")
     else:
+        if not outcome.attempts:
+            unused = [name for key, name in (("deployment", "--deployment"), ("change", "--mixture")) if how.get(key)]
+            without = f"; {' and '.join(unused)} changed nothing" if unused else ""
+            say(f"{run.root} is complete: {outcome.reason}{without}")
         say(f"see: headway report {run.root}")
     return int(outcome.exit_code)
 

@@ -36,6 +36,9 @@ def pause(run: RunArgument, /, *, reason: Reason = "", detach: Detach = False) -
     from headway.cli.output import say
 
     directory, view = owned(run, "pause")
+    if rests(directory):
+        say(f"{run} is already paused; go on with: headway resume {run}")
+        return EXIT_OK
     ask_owner(directory, view.epoch, "pause", reason)
     say(f"asked its owner ({owner_words(view)}) to pause")
     if not detach:
@@ -44,7 +47,7 @@ def pause(run: RunArgument, /, *, reason: Reason = "", detach: Detach = False) -
 
 
 def owned(run: Any, verb: str) -> tuple[Any, Any]:
-    """The directory and its owner's lease; EnvironmentFault where nobody owns it."""
+    """The directory and its owner's lease; EnvironmentFault where nobody owns it, which says how it stands instead."""
     from headway.base.clocks import SystemClock
     from headway.rundir.layout import RunDirectory
     from headway.rundir.lease import glance_seconds, observe
@@ -52,12 +55,43 @@ def owned(run: Any, verb: str) -> tuple[Any, Any]:
     directory = RunDirectory.open(run)
     view = observe(directory, glance_seconds(directory), SystemClock())
     if view.state != "held":
-        raise EnvironmentFault(
-            f"nobody runs {run}, so there is nothing to {verb}",
-            "a run is owned by headway run or headway resume while it goes",
-            f"look with: headway status {run}",
-        )
+        raise EnvironmentFault(*unowned(directory, view, verb))
     return directory, view
+
+
+STANDS = {
+    "created": "was never started",
+    "complete": "is complete",
+    "stopped": "is stopped already",
+    "requeued": "waits in the queue of its batch system",
+    "failed": "has failed",
+}
+"""By state; every other run without an owner has crashed."""
+
+
+def unowned(directory: Any, view: Any, verb: str) -> tuple[str, str, str]:
+    """Seen, rule and way out, for a run that nobody owns."""
+    from headway.base.clocks import SystemClock
+    from headway.base.units import format_seconds
+    from headway.monitor.summary import state_of
+    from headway.rundir.events import read_event_chain
+    from headway.rundir.segments import read_segments
+    from headway.supervise.takeover import seconds_alone
+
+    run = directory.root
+    state, _ = state_of(view, read_event_chain(directory), read_segments(directory), SystemClock())
+    go_on = f"to go on: headway resume {run}"
+    if state == "orphan":
+        return (
+            f"the owner of {run} is gone, so nobody can be asked to {verb}; its ranks still run",
+            f"ranks whose owner is gone save and end by themselves, within {format_seconds(seconds_alone(directory))}",
+            f"look with headway status {run} until they have; {go_on}",
+        )
+    return (
+        f"{run} {STANDS.get(state, 'crashed: its owner is gone')}, so there is nothing to {verb}",
+        "a run is owned by headway run or headway resume while it goes",
+        f"see: headway report {run}" if state == "complete" else go_on,
+    )
 
 
 def ask_owner(directory: Any, epoch: int, verb: str, reason: str) -> None:
@@ -106,14 +140,20 @@ def tell_end(directory: Any, kinds: tuple[str, ...]) -> None:
     say(f"{state}: {last['reason']}{more}")
 
 
+def rests(directory: Any) -> bool:
+    """Whether a pause is the last on record; its owner may have died since."""
+    from headway.rundir.events import read_events
+
+    events = read_events(directory)
+    return bool(events) and events[-1]["kind"] == "pause"
+
+
 def paused_owner(directory: Any) -> int | None:
     """The epoch of an owner that rests; None: nobody does."""
     from headway.base.clocks import SystemClock
-    from headway.rundir.events import read_events
     from headway.rundir.lease import glance_seconds, observe
 
-    events = read_events(directory)
-    if not events or events[-1]["kind"] != "pause":
+    if not rests(directory):
         return None
     view = observe(directory, glance_seconds(directory), SystemClock())
     return view.epoch if view.state == "held" else None

@@ -14,7 +14,7 @@ from headway.monitor.summary import damaged_words
 from headway.monitor.utilisation import Utilisation, utilisation
 from headway.recipe.schedules import Schedule
 from headway.recipe.spec import Spec
-from headway.rundir.events import read_event_chain
+from headway.rundir.events import read_event_chain, with_open_pause
 from headway.rundir.layout import RunDirectory
 from headway.rundir.metrics import read_step_rows
 from headway.rundir.segments import Segment, current_chain, deployment_of, read_segments
@@ -52,7 +52,7 @@ def read_account(run: RunDirectory) -> Account:
     read = {segment.id: read_step_rows(run, segment.id) for segment in segments}
     steps = {number: lines.rows for number, lines in read.items()}
     chain, damaged = current_chain(segments), damaged_words(history, read)
-    ledger = build_ledger(history.chain, steps, chain, Schedule(spec), damaged, segments)
+    ledger = build_ledger(with_open_pause(run, history.chain), steps, chain, Schedule(spec), damaged, segments)
     return account_of(
         ledger,
         name=run.info()["name"],

@@ -159,13 +159,13 @@ def _offsets(events: list[dict], flags: list[str]) -> list[int]:
     """ns of each event since the first one, or since the run was submitted to a scheduler, where the first one knows that."""
     offsets: list[int] = []
     for index, event in enumerate(events):
-        offsets.append(offsets[-1] + _step(events[index - 1], event, flags) if index else _queued(event))
+        offsets.append(offsets[-1] + _step(events[index - 1], event, flags) if index else _claimed(event, "queued_ns"))
     return offsets
 
 
-def _queued(event: dict) -> int:
-    """ns before an open record that its owner waited in a queue."""
-    ns = event.get("queued_ns", 0)
+def _claimed(event: dict, part: str) -> int:
+    """ns of the time before an open record: its owner waited in a queue, or the owner before rested until it died."""
+    ns = event.get(part, 0)
     return max(0, ns) if type(ns) is int else 0
 
 
@@ -203,7 +203,8 @@ class _Fold:
     def close_event(self, event: dict, offset_ns: int, before: dict | None) -> None:
         """Close the time up to ``event``; an open record amid surviving rows closes nothing."""
         if event["kind"] == "open" and event.get("closes") == Category.UNKNOWN:
-            self.flags.append(f"epoch {event['epoch']}: {_why_unknown(before)}; the gap before it is unknown")
+            gap = "the time after its last sign of life" if _claimed(event, "paused_ns") else "the gap before it"
+            self.flags.append(f"epoch {event['epoch']}: {_why_unknown(before)}; {gap} is unknown")
         if "closes" not in event:
             self.last_real_ns = self.last_real_ns or event["stamp"]["real_ns"]
             if before is None:
@@ -215,7 +216,8 @@ class _Fold:
         if self.remote and event["kind"] in ("hang", "exit"):
             self._close_remote(event, offset_ns)
         if offset_ns >= self.cursor_ns:
-            queued_ns = min(_queued(event), offset_ns - self.cursor_ns)
+            self._add(min(_claimed(event, "paused_ns"), offset_ns - self.cursor_ns), Category.PLANNED_PAUSE, None)
+            queued_ns = min(_claimed(event, "queued_ns"), offset_ns - self.cursor_ns)
             self._add(offset_ns - self.cursor_ns - queued_ns, category, event.get("segment"))
             self._add(queued_ns, Category.QUEUE, None)
             self.last_real_ns = event["stamp"]["real_ns"]
@@ -271,6 +273,8 @@ class _Fold:
 def _why_unknown(before: dict | None) -> str:
     if before is not None and before["kind"] == "finish":
         return "the run had failed"
+    if before is not None and before["kind"] == "pause":
+        return "the owner before it died while the run was paused"
     if before is not None and before.get("state") == "lost":
         return "the owner before it gave up the lease"
     return "the owner before it died"

@@ -12,7 +12,7 @@ from headway.monitor.interval_view import IntervalReport, interval_report
 from headway.monitor.ledger import Ledger, build_ledger
 from headway.monitor.nodes import Nodes, nodes_of
 from headway.recipe.schedules import Schedule
-from headway.rundir.events import EventChain, read_event_chain, unfinished_launch
+from headway.rundir.events import EventChain, read_event_chain, unfinished_launch, with_open_pause
 from headway.rundir.layout import RunDirectory
 from headway.rundir.lease import LeaseView, glance_seconds, observe
 from headway.rundir.metrics import StepRows, encode_row, read_step_rows, split_rows
@@ -82,7 +82,7 @@ def summarise(run: RunDirectory, clock: Clock | None = None) -> RunSummary:
     kept = split_rows(steps, chain).kept
     last_step, last_evaluation, last_save = (_last(kept, kind) for kind in ("step", "evaluation", "save"))
     schedule = Schedule(run.spec())
-    state, reason = _state(view, history, segments, clock)
+    state, reason = state_of(view, history, segments, clock)
     restored = chain[-1] if chain else None
     step = min(max(last_step.get("step", 0), restored.restored_step if restored else 0), schedule.total_steps)
     return RunSummary(
@@ -109,7 +109,7 @@ def summarise(run: RunDirectory, clock: Clock | None = None) -> RunSummary:
         delivery=delivery(kept),
         interval=interval_report(events, steps, deployment_of(run, segments)),
         nodes=nodes_of(events, segments, deployment_of(run, segments)),
-        ledger=build_ledger(events, steps, chain, schedule, damaged_words(history, read), segments),
+        ledger=build_ledger(with_open_pause(run, events), steps, chain, schedule, damaged_words(history, read), segments),
     )
 
 
@@ -123,7 +123,8 @@ def _last(rows: list[dict], kind: str) -> dict:
     return next((row for row in reversed(rows) if row["kind"] == kind), {})
 
 
-def _state(view: LeaseView, history: EventChain, segments: list[Segment], clock: Clock) -> tuple[str, str]:
+def state_of(view: LeaseView, history: EventChain, segments: list[Segment], clock: Clock) -> tuple[str, str]:
+    """The state, as ``RunSummary`` names it, and why; "": nothing more is to be said."""
     events = history.chain
     if view.state == "held":
         return ("paused", events[-1]["reason"]) if events and events[-1]["kind"] == "pause" else ("running", "")
@@ -139,6 +140,8 @@ def _state(view: LeaseView, history: EventChain, segments: list[Segment], clock:
         return "crashed", "its owner gave up the lease, which it could not keep; go on with headway resume"
     if events[-1]["kind"] == "finish":
         return events[-1]["state"], events[-1]["reason"]
+    if events[-1]["kind"] == "pause":
+        return "crashed", "its owner ended while the run was paused, so nothing is lost; go on with headway resume"
     launch = unfinished_launch(events)
     here = launch is not None and launch["stamp"]["boot_id"] == clock.stamp().boot_id
     if launch is not None and here and is_alive(launch["pid"], launch.get("start_ticks")):

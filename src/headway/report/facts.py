@@ -28,7 +28,7 @@ from headway.report.rows import (
     whole,
 )
 from headway.report.stored import stored_parameters
-from headway.rundir.events import EventChain, read_event_chain
+from headway.rundir.events import EventChain, read_event_chain, with_open_pause
 from headway.rundir.layout import RunDirectory
 from headway.rundir.segments import deployment_of
 from headway.store.admissible import refusals
@@ -115,7 +115,9 @@ def gather(run: RunDirectory) -> RunFacts:
     if read.damaged_lines:
         missing.append(f"{read.damaged_lines} torn or altered lines in the events were left out")
     segments = read_attempts(run, events, missing)
-    ledger = attempt(lambda: _ledger(events, segments, spec, tuple(missing)), "the ledger of time", run.root, missing)
+    ledger = attempt(
+        lambda: _ledger(with_open_pause(run, list(events)), segments, spec, missing), "the ledger of time", run.root, missing
+    )
     account = None
     if ledger is not None and spec is not None:
         account = attempt(lambda: _account(ledger, events, segments, spec, run), "the account of goodput", run.root, missing)
@@ -163,9 +165,9 @@ def _account(
     )
 
 
-def _ledger(events: tuple[dict, ...], segments: tuple[SegmentFacts, ...], spec: Spec | None, missing: tuple[str, ...]) -> Ledger:
+def _ledger(events: list[dict], segments: tuple[SegmentFacts, ...], spec: Spec | None, missing: list[str]) -> Ledger:
     """From the records that were read already; what is missing of them is a flag."""
     rows = {facts.segment.id: list(facts.records) for facts in segments}
     chain = [facts.segment for facts in segments if facts.on_chain]
     schedule = Schedule(spec) if spec is not None else None
-    return build_ledger(list(events), rows, chain, schedule, missing, [facts.segment for facts in segments])
+    return build_ledger(events, rows, chain, schedule, tuple(missing), [facts.segment for facts in segments])

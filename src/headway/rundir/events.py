@@ -20,6 +20,7 @@ from headway.base.files import make_directory
 from headway.base.records import RecordWriter, read_records
 from headway.rundir.categories import Category, is_category
 from headway.rundir.layout import RunDirectory, epoch_of
+from headway.rundir.lease import last_sign
 from headway.rundir.queued import queued_ns
 
 _CLOSES = {
@@ -70,9 +71,9 @@ class EventLog:
         stamp = clock.stamp().to_json()
         previous = _link(before[-1], stamp) if before else None
         waited = queued_ns(os.environ, stamp["real_ns"], before[-1]["stamp"]["real_ns"] if before else None)
-        queued = {"queued_ns": waited} if waited else {}
+        parts = {name: ns for name, ns in (("queued_ns", waited), ("paused_ns", pause_so_far_ns(run, before))) if ns}
         self.opened = self._write(
-            {"kind": "open", "stamp": stamp, "epoch": epoch, "previous": previous, "closes": _pause_of(before), **queued}
+            {"kind": "open", "stamp": stamp, "epoch": epoch, "previous": previous, "closes": _pause_of(before), **parts}
         )
 
     def append(self, kind: str, **fields: Any) -> dict:
@@ -173,6 +174,25 @@ def is_event(value: dict) -> bool:
         and type(value.get("n", 0)) is int
         and (previous is None or (isinstance(previous, dict) and type(previous.get("gap_ns")) is int and "digest" in previous))
     )
+
+
+def pause_so_far_ns(run: RunDirectory, events: list[dict]) -> int:
+    """ns of a pause that nobody ended: up to the last sign of life of its owner. 0: ``events`` do not end with a pause."""
+    if not events or events[-1]["kind"] != "pause":
+        return 0
+    began, epoch = events[-1]["stamp"], next((event["epoch"] for event in reversed(events) if event["kind"] == "open"), 0)
+    sign = last_sign(run, epoch)
+    return max(0, sign.boot_ns - began["boot_ns"]) if sign is not None and sign.boot_id == began["boot_id"] else 0
+
+
+def with_open_pause(run: RunDirectory, events: list[dict]) -> list[dict]:
+    """``events`` for who accounts for time: a pause that lasts is closed where its owner was last known to live."""
+    ns = pause_so_far_ns(run, events)
+    if not ns:
+        return events
+    began = events[-1]["stamp"]
+    stamp = began | {"boot_ns": began["boot_ns"] + ns, "real_ns": began["real_ns"] + ns}
+    return [*events, {"kind": "note", "stamp": stamp, "text": "paused up to here", "closes": Category.PLANNED_PAUSE.value}]
 
 
 def unfinished_launch(events: list[dict]) -> dict | None:

@@ -1,7 +1,8 @@
 """The lease: who owns a run directory. Epoch files decide, a counter shows life, no wall clocks are compared.
 
     lease/epoch-000001.json   {owner, since, token}   created once by O_EXCL, never changed
-    lease/epoch-000001.beat   {counter, state} the holder's counter, written anew every ttl / 10; "released" at the end
+    lease/epoch-000001.beat   {counter, state, boot_id, boot_ns} the holder's counter and its own clock, written anew every
+                              ttl / 10; "released" at the end
     lease/epoch-000002.json   ...              the next owner
 
 A newcomer looks at the newest epoch. Released: it creates the next one (the file system lets only one succeed). Counter
@@ -142,7 +143,9 @@ class Lease:
         self._counter += 1
         descriptor = os.open(_beat_file(self.run, self.epoch), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
-            write_all(descriptor, encode_record({"counter": self._counter, "state": state}))
+            stamp = self._clock.stamp()
+            sign = {"counter": self._counter, "state": state, "boot_id": stamp.boot_id, "boot_ns": stamp.boot_ns}
+            write_all(descriptor, encode_record(sign))
         finally:
             os.close(descriptor)
 
@@ -150,16 +153,17 @@ class Lease:
 def observe(
     run: RunDirectory, patience_seconds: float, clock: Clock, on_wait: Callable[[LeaseView], None] | None = None
 ) -> LeaseView:
-    """Look at the newest epoch until its counter moves, it is found released, or ``patience_seconds`` have passed."""
+    """Look at the newest epoch until its counter moves, it is found released, or ``patience_seconds`` have passed.
+
+    ``on_wait``: told once the owner is silent for longer than one that lives."""
     epoch = newest_epoch(run)
     if epoch == 0:
         return LeaseView("free", 0, {}, 0)
     first = _beat(run, epoch)
     if _is_released(first):
         return _view(run, epoch, _RELEASED)
-    if on_wait is not None:
-        on_wait(_view(run, epoch, "silent"))
-    deadline_ns = clock.stamp().boot_ns + round(patience_seconds * 1e9)
+    began_ns = clock.stamp().boot_ns
+    deadline_ns, told_ns = (began_ns + round(seconds * 1e9) for seconds in (patience_seconds, glance_seconds(run)))
     pause_seconds = min(0.25, max(0.01, patience_seconds / 100))
     while clock.stamp().boot_ns < deadline_ns:
         clock.sleep(pause_seconds)
@@ -170,6 +174,9 @@ def observe(
             return _view(run, epoch, _RELEASED)
         if beat != first:
             return _view(run, epoch, _HELD)
+        if on_wait is not None and clock.stamp().boot_ns >= told_ns:
+            on_wait(_view(run, epoch, "silent"))
+            on_wait = None
     return _view(run, epoch, "silent")
 
 
@@ -190,6 +197,24 @@ def _newest_trace(run: RunDirectory) -> int:
         content = _read_object(path, "segment")
         epochs.append(content["epoch"] if type(content.get("epoch")) is int else 0)
     return max(epochs)
+
+
+@dataclass(frozen=True)
+class SignOfLife:
+    """The newest renewal of a lease, by the clock of its holder: to be compared with other stamps of that boot alone."""
+
+    boot_id: str
+    boot_ns: int
+
+
+def last_sign(run: RunDirectory, epoch: int) -> SignOfLife | None:
+    """None: there is none that can be read."""
+    try:
+        sign = decode_record(_beat(run, epoch).rstrip(b"\n")) or {}
+    except HeadwayError:
+        return None
+    boot_id, boot_ns = sign.get("boot_id"), sign.get("boot_ns")
+    return SignOfLife(boot_id, boot_ns) if isinstance(boot_id, str) and type(boot_ns) is int else None
 
 
 def glance_seconds(run: RunDirectory) -> float:
@@ -254,6 +279,6 @@ def _in_use(run: RunDirectory, view: LeaseView) -> EnvironmentFault:
     host, pid = view.owner.get("host", "?"), view.owner.get("pid", "?")
     return EnvironmentFault(
         f"run directory in use: {run.root} is owned by process {pid} on {host} since {since}",
-        "one run directory has one owner at a time",
-        f"watch it with: headway status {run.root}, or stop that process (SIGTERM) and start again",
+        "one run directory has one owner at a time, and this one lives",
+        f"it is running; watch it with: headway status {run.root}; to stop it: headway stop {run.root}",
     )

@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from headway.rundir.heartbeats import COMPILE, DATA, EVALUATION, INIT, RECORD, RESTORE, SAVE, STEP
+from headway.supervise.options import SuperviseOptions
 
 _TELLING = {"step", "save", "evaluation"}
 _GRACE_FACTOR = 2.0
@@ -58,6 +59,15 @@ class Patience:
         self._stepped, self._stalled = False, False
         self.last_progress_ns = 0
         self.last_row_ns = 0  # a stall counts here
+
+    @staticmethod
+    def of(options: SuperviseOptions) -> Patience:
+        return Patience(
+            floor_seconds=options.hang_floor_seconds,
+            factor=options.hang_factor,
+            generous_seconds=options.startup_seconds,
+            hard_seconds=options.hard_seconds,
+        )
 
     def learn(self, rows: Iterable[dict]) -> None:
         """Rows of earlier attempts."""

@@ -96,12 +96,6 @@ def supervise(
         with StopSignals() as stop, lease.renewed_in_background():
             events = EventLog(run, lease.epoch, clock)
             show(events.opened)
-            patience = Patience(
-                floor_seconds=options.hang_floor_seconds,
-                factor=options.hang_factor,
-                generous_seconds=options.startup_seconds,
-                hard_seconds=options.hard_seconds,
-            )
             watch = Watch(
                 run=run,
                 options=options,
@@ -109,7 +103,7 @@ def supervise(
                 lease=lease,
                 events=events,
                 stop=stop,
-                patience=patience,
+                patience=Patience.of(options),
                 show=show,
                 inbox=Inbox(run, lease.epoch, clock),
             )

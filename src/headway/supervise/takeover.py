@@ -11,11 +11,14 @@ import socket
 
 from headway.base.errors import EnvironmentFault
 from headway.rundir.events import read_events, unfinished_launch
-from headway.rundir.metrics import read_steps
+from headway.rundir.layout import RunDirectory
+from headway.rundir.metrics import read_all_steps, read_steps
 from headway.rundir.processes import is_alive, was_running_at
-from headway.rundir.segments import read_segments
+from headway.rundir.segments import deployment_of, read_segments
 from headway.supervise.attempt import Watch
 from headway.supervise.launcher import kill_session
+from headway.supervise.options import SuperviseOptions
+from headway.supervise.patience import Patience
 
 UNKILLABLE_SECONDS = 10.0
 """After SIGKILL: what still runs then is another account's, or stands in the kernel for storage that does not answer."""
@@ -39,6 +42,15 @@ def take_over(watch: Watch) -> bool:
         return False
     watch.record("exit", segment=launch["segment"], code=None, signal=None, reason=f"its owner had died; {reason}")
     return True
+
+
+def seconds_alone(run: RunDirectory) -> float:
+    """How long ranks without an owner may take to save and end: who takes the run over waits for them as long."""
+    options = SuperviseOptions.of(deployment_of(run))
+    patience = Patience.of(options)
+    for rows in read_all_steps(run).values():
+        patience.learn(rows)
+    return patience.grace_seconds(options.orphan_seconds)
 
 
 def with_groups(launch: dict, events: list[dict]) -> dict:
