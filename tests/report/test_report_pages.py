@@ -203,6 +203,7 @@ def test_killed_before_the_first_commit(tmp_path: Path) -> None:
     text = words(write_report(tell_attempts(tmp_path / "run", [5, 3, 24])).html)
     assert "nothing interrupted the run" not in text
     assert "Segment 1 was killed after step 5" in text
+    assert "The kill and the recovery" in text
     assert "Segment 2 was killed after step 3" in text
     assert (
         "Segment 3 restored the initial weights and went on from step 0. 3 steps with 12,288 tokens had to be done again" in text
@@ -217,9 +218,10 @@ def test_killed_before_a_step(tmp_path: Path) -> None:
 
 
 def test_a_trainer_whose_owner_died_was_cut_off(tmp_path: Path) -> None:
-    exits = {"signal": None, "reason": "its owner had died; its trainer was gone already"}
+    exits = {"signal": None, "reason": "its owner had died; its trainer was gone too, and nobody saw how it ended"}
     text = words(write_report(tell_attempts(tmp_path / "run", [13, 24], exits=exits)).html)
-    assert "Segment 1 was cut off after step 13 (exit status not known, its owner had died" in text
+    assert "Segment 1 was cut off after step 13 (its owner had died; its trainer was gone too" in text
+    assert "The kill and the recovery" not in text
     assert "exit None" not in text
 
 

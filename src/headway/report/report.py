@@ -22,6 +22,7 @@ from headway.report.material import Material
 from headway.report.page import Inline, Page, code
 from headway.report.sections import build_sections
 from headway.report.sections.outcome import tiles, verdict
+from headway.report.words import plural
 from headway.rundir.layout import RunDirectory
 
 PLOTS = "plots"
@@ -77,8 +78,8 @@ def _subtitle(material: Material) -> Inline:
         return head
     model = spec.model
     shape = (
-        f" · {model.layers} layers, width {model.width}, {model.heads} heads ({model.kv_heads} kv), vocabulary "
-        f"{format_count(model.vocabulary)}"
+        f" · {plural(model.layers, 'layer')}, width {model.width}, {plural(model.heads, 'head')} ({model.kv_heads} kv), "
+        f"vocabulary {format_count(model.vocabulary)}"
     )
     rest = f" · {spec.precision.compute} · seed {spec.seed}" + (" · drill" if facts.info.get("drill") else "")
     return (*head, shape, rest)

@@ -30,7 +30,7 @@ def waterfall_figure(total_ns: int, falls: Sequence[Fall], capacity: Capacity | 
     if parts and capacity is not None:
         _capacity_panel(axes[1], capacity, parts)
     space = 0.45 / figure.get_figheight()
-    figure.subplots_adjust(left=0.17, right=0.985, top=1 - space, bottom=0.3 * space, hspace=1.0 / figure.get_figheight())
+    figure.subplots_adjust(left=0.19, right=0.985, top=1 - space, bottom=0.3 * space, hspace=1.0 / figure.get_figheight())
     return figure
 
 

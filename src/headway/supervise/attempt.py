@@ -231,8 +231,9 @@ class Attempt:
 
     def _lost_node(self, number: int | None) -> Any:
         """The node whose loss ended the attempt; None: something else did."""
-        is_possible = number == signal.SIGKILL and not self._forced and isinstance(self._process, LocalRanks)
-        return self._process.lost_node(self._rank) if is_possible else None
+        if number != signal.SIGKILL or self._forced or not isinstance(self._process, LocalRanks):
+            return None
+        return self._process.lost_node(self._rank)
 
     def _words(self, code: int | None, number: int | None) -> str:
         status = status_words(code, number)

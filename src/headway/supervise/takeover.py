@@ -98,7 +98,7 @@ def _runs(launch: dict) -> bool:
 def _end_here(watch: Watch, launch: dict) -> str | None:
     """In words; None: this owner is to end first."""
     if not _is_running(launch):
-        return "its trainer was gone already"
+        return "its trainer was gone too, and nobody saw how it ended"
     deadline_ns = watch.now_ns() + round(_orphan_seconds(watch) * 1e9)
     while _is_running(launch) and watch.now_ns() < deadline_ns:
         if watch.is_asked_to_end():

@@ -24,7 +24,7 @@ def recovery(material: Material) -> Section:
     facts = material.facts
     if not facts.segments:
         return Section("recovery", "Interruptions", (Prose("No segment is recorded: the run has not started."),))
-    title = "The kill and the recovery" if any(item.word == "killed" for item in material.breaks) else "Interruptions"
+    title = "The kill and the recovery" if {item.word for item in material.breaks} == {"killed"} else "Interruptions"
     blocks: list[Block] = [_story(item) for item in material.breaks]
     if not material.breaks:
         so_far = "so far" if facts.state == "unfinished" else "from beginning to end"
@@ -55,7 +55,9 @@ def _story(item: Interruption) -> Prose:
 
 def _why(attempt: SegmentFacts) -> str:
     ended = attempt.exit or {}
-    parts = ["" if ended.get("lost_node") else end_text(attempt), str(ended.get("reason") or "")]
+    seen = ended.get("signal") is not None or ended.get("code") is not None
+    is_told = bool(ended.get("lost_node")) or (not seen and bool(ended.get("reason")))  # the reason says it all
+    parts = ["" if is_told else end_text(attempt), str(ended.get("reason") or "")]
     return ", ".join(part for part in parts if part)
 
 
