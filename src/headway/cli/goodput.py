@@ -124,8 +124,18 @@ def progress_lines(ledger: Any) -> Iterator[str]:
         ["attempted: every update executed", f"{attempted.steps:,}", format_count(attempted.tokens)],
     ]
     yield from table(["work", "steps", "tokens"], rows)
-    rate = format_count(ledger.committed_tokens_per_second)
-    yield f"{rate} committed tokens per second, over all time; replayed ones do not count"
+    without = "; replayed ones do not count" if committed.tokens else ""
+    yield f"{speed_words(ledger)}, over all time{without}"
+
+
+def speed_words(ledger: Any) -> str:
+    """What is committed; before the first save, what would be."""
+    from headway.base.units import format_count
+
+    if ledger.committed.tokens or not ledger.attempted.tokens:
+        return f"{format_count(ledger.committed_tokens_per_second)} committed tokens per second"
+    rate = format_count(ledger.attempted.tokens / (ledger.total_ns / 1e9))
+    return f"none committed yet, the first save does that; {rate} attempted tokens per second"
 
 
 def capacity_lines(account: Any) -> Iterator[str]:
@@ -258,5 +268,7 @@ def interval_words(report: Any) -> str:
     if not report.adaptive and report.best_seconds is not None and report.costs:
         mine, least = (next((one.total for one in report.costs if one.what == what), None) for what in ("in force", "best"))
         if mine is not None and least is not None:
-            best = f"; it loses {mine:.2%}, {format_seconds(report.best_seconds)} would lose {least:.2%}"
+            loses = f"it loses {mine:.2%} of the training time, {format_seconds(report.best_seconds)} would lose {least:.2%}"
+            rate = "as seen" if report.interruptions else "assumed or as the deployment states, none seen yet"
+            best = f"; {loses}, with an interruption every {format_seconds(report.between_seconds)} ({rate})"
     return f"{format_seconds(report.in_force_seconds)}{chosen}: {report.reason}{best}"

@@ -31,7 +31,7 @@ def status(run: RunArgument, /, *, json: Json = False) -> int:
         told = {**encode_row(summary.to_json()), "sources": shares}
         print_json({"kind": "status", "schema_version": 1, "run": str(run), **told})
     else:
-        for line in (*lines(summary), *intervention_lines(directory), *share_lines(directory, shares)):
+        for line in (*lines(summary, run), *intervention_lines(directory), *share_lines(directory, shares)):
             say(line)
     return EXIT_FINDINGS if summary.alarms or summary.state in WANTS_ATTENTION else EXIT_OK
 
@@ -80,15 +80,18 @@ def intervention_lines(run: Any) -> Iterator[str]:
         yield f"rate        {rate['factor']:g} times the recipe's from step {rate['first'] + 1:,} on, after spikes"
 
 
-def lines(summary: Any) -> Iterator[str]:
-    """The summary for people."""
-    from headway.base.units import format_count
+def lines(summary: Any, run: Any) -> Iterator[str]:
+    """The summary for people; ``run``: its directory, as it was named."""
+    from headway.base.units import format_count, format_seconds
 
     share = summary.tokens / summary.total_tokens if summary.total_tokens else 0.0
     held_out = ", ".join(f"{name} {float(loss):.3f}" for name, loss in summary.held_out.items())
     yield f"{summary.name}: {summary.state}{f' ({summary.reason})' if summary.reason else ''}"
+    yield f"directory   {run}"
     yield f"step        {summary.step:,} of {summary.total_steps:,}{f', stage {summary.stage}' if summary.stage else ''}"
     yield f"tokens      {format_count(summary.tokens)} of {format_count(summary.total_tokens)} ({share:.1%})"
+    if summary.seconds_left is not None:
+        yield f"time left   {format_seconds(summary.seconds_left)}, at the pace since it was started last"
     if summary.loss is not None:
         yield f"loss        {float(summary.loss):.3f}{f'; held out: {held_out}' if held_out else ''}"
     if summary.bits_per_byte:
@@ -104,12 +107,18 @@ def lines(summary: Any) -> Iterator[str]:
     if summary.nodes is not None:
         yield from node_lines(summary.nodes)
     if summary.owner_alive:
-        yield f"supervisor  alive: {', '.join(f'{key} {value}' for key, value in summary.owner.items())}"
+        yield f"supervisor  alive: {owner_words(summary.owner)}"
     yield from time_lines(summary.ledger)
     yield from input_lines(summary.delivery)
     for finding in summary.findings:
         yield f"{'ALARM' if finding in summary.alarms else 'noted'} at step {finding.step}: {finding.message}"
     yield from (f"note: {flag}" for flag in summary.ledger.flags)
+
+
+def owner_words(owner: dict[str, Any]) -> str:
+    """As the lease names it; {}: its file cannot be read."""
+    author = f", started by {owner['author']}" if owner.get("author") else ""
+    return f"process {owner['pid']} on {owner.get('host', '?')}{author}" if "pid" in owner else "an unknown process"
 
 
 def node_lines(nodes: Any) -> Iterator[str]:
@@ -149,7 +158,8 @@ def input_lines(delivery: Any) -> Iterator[str]:
 
 def time_lines(ledger: Any) -> Iterator[str]:
     """Where every second went; the categories add up to the total exactly."""
-    from headway.base.units import format_count, format_seconds
+    from headway.base.units import format_seconds
+    from headway.cli.goodput import speed_words
 
     if not ledger.total_ns:
         return
@@ -157,4 +167,4 @@ def time_lines(ledger: Any) -> Iterator[str]:
     for category, nanoseconds in ledger.categories.items():
         words = category.replace("_", " ")
         yield f"            {nanoseconds / ledger.total_ns:6.1%}  {words:<18} {format_seconds(nanoseconds / 1e9):>14}"
-    yield f"speed       {format_count(ledger.committed_tokens_per_second)} committed tokens per second, over all of that time"
+    yield f"speed       {speed_words(ledger)}, over all of that time"

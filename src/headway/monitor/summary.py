@@ -39,6 +39,7 @@ class RunSummary:
     total_steps: int
     tokens: int
     total_tokens: int
+    seconds_left: float | None  # at the pace of the current segment, saves and evaluations included; None: it is not running
     stage: str | None
     loss: float | None
     held_out: dict[str, float]  # nats per token
@@ -97,6 +98,7 @@ def summarise(run: RunDirectory, clock: Clock | None = None) -> RunSummary:
         total_steps=schedule.total_steps,
         tokens=schedule.tokens_before(step),
         total_tokens=schedule.total_tokens,
+        seconds_left=seconds_left(steps.get(restored.id, []), schedule) if restored and state == "running" else None,
         stage=last_step.get("stage"),
         loss=last_step.get("loss"),
         held_out=last_evaluation.get("loss", {}),
@@ -111,6 +113,18 @@ def summarise(run: RunDirectory, clock: Clock | None = None) -> RunSummary:
         nodes=nodes_of(events, segments, deployment_of(run, segments)),
         ledger=build_ledger(with_open_pause(run, events), steps, chain, schedule, damaged_words(history, read), segments),
     )
+
+
+def seconds_left(rows: list[dict], schedule: Schedule) -> float | None:
+    """As the run's log says it, from the rows of one segment. None: before its first step, and after the last one."""
+    began = next((at for at, row in enumerate(rows) if row["kind"] == "restored"), None)
+    last = _last(rows, "step")
+    if began is None or not last:
+        return None
+    done = schedule.tokens_before(last["step"]) - schedule.tokens_before(rows[began]["step"])
+    ns = sum(sum((row.get("split") or {}).values()) for row in rows[began + 1 :])
+    rest = schedule.total_tokens - schedule.tokens_before(last["step"])
+    return rest / done * ns / 1e9 if rest > 0 and done > 0 else None
 
 
 def damaged_words(history: EventChain, read: dict[int, StepRows]) -> list[str]:
