@@ -40,7 +40,7 @@ class HostAllGather(_Allocates, AllGather):
         self._shared = shared
 
     def __call__(self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, async_op: bool = False) -> None:
-        assert not async_op, "all is there when this returns"
+        """All is there when this returns, also where a pipeline would let it come later (``async_op``)."""
         self._shared.gather(output_tensor, input_tensor)
 
 
