@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from headway.cli.main import is_unheard
+from headway.cli.main import is_lost_terminal, is_unheard
 from headway.cli.output import print_json_line
 from headway.cli.run import left_out_words
 from headway.cli.unread import Outlet, unread_output
@@ -86,9 +86,16 @@ def test_output_in_memory_is_left_as_it_is(capsys):
     assert json.loads(capsys.readouterr().out) == {"kind": "step"}
 
 
-@pytest.mark.parametrize("error", [BrokenPipeError(32, "pipe"), OSError(5, "terminal")])
-def test_a_terminal_that_was_closed_is_met_like_a_closed_pipe(error):
-    assert is_unheard(error)
+def test_a_terminal_that_was_closed_is_met_like_a_closed_pipe(monkeypatch):
+    assert is_unheard(BrokenPipeError(32, "pipe"))
+    assert not is_unheard(OSError(5, "of a disk, without a name"))
+    master, slave = os.openpty()
+    assert not is_lost_terminal(slave)
+    os.close(master)
+    assert is_lost_terminal(slave)
+    os.close(slave)
+    monkeypatch.setattr("headway.cli.main.is_lost_terminal", lambda descriptor: descriptor == 1)
+    assert is_unheard(OSError(5, "terminal"))
 
 
 @pytest.mark.parametrize("error", [OSError(5, "disk", "/data/shard"), OSError(28, "full"), ValueError(5)])

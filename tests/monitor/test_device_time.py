@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from any_history import Teller
 from hypothesis import given
 from hypothesis import strategies as st
@@ -147,3 +149,18 @@ def test_device_time_sums_exactly(worlds):
 def test_device_time_in_words():
     assert device_time(5 * 10**9) == "5 s"
     assert device_time(16_384 * 3600 * 10**9) == "16,384 device hours"
+
+
+def test_a_replica_group_that_is_away_is_missing():
+    told = Teller()
+    told.event("open", epoch=1, previous=None)
+    told.launches(None, 0, (), 1 * MS)
+    for number in range(1, 31):
+        told.step(number, 0, 100 * MS)
+        if number in (10, 20):
+            groups = [0] if number == 10 else [0, 1]
+            told.row("groups", {}, step=number, groups=groups, lost=[], back=[])
+    whole = segment(1, 8)
+    capacity = fold(told, [dataclasses.replace(whole, layout=whole.layout | {"groups": 2})])
+    assert capacity.categories[MISSING] == 10 * 100 * 4 * MS
+    assert capacity.shrunk_ns == 10 * 100 * MS

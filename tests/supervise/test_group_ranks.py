@@ -6,7 +6,7 @@ import importlib.util
 
 import pytest
 
-from headway.base.errors import ConfigError
+from headway.base.errors import EXIT_ENVIRONMENT, ConfigError, EnvironmentFault
 from headway.base.files import write_json
 from headway.supervise import groups as module
 from headway.supervise.groups import MOST_DEATHS, GroupedRanks, replica_groups
@@ -152,7 +152,7 @@ def test_all_end_well_and_stragglers_are_ended(bench, monkeypatch):
 def test_without_a_lighthouse_all_end(bench):
     bench.meeting.has_died = True
     bench.poll()
-    assert bench.poll() == -9
+    assert bench.poll() == EXIT_ENVIRONMENT
     assert "lighthouse" in (bench.news() and bench.told[0]["reason"])
 
 
@@ -165,6 +165,29 @@ def test_the_error_of_a_lost_group_is_told_and_set_aside(bench):
     assert bench.told[0]["reason"] == "rank 2 exit code 4: run error: it broke"
     assert not (bench.run.segment(1) / "error.json").exists(), "the next error is of another process"
     assert (bench.run.segment(1) / "error-group-1-0.json").exists()
+
+
+def test_silent_corruption_of_a_lost_group_ends_all(bench):
+    """What it added to the sums is in everybody's state: the finding stays where the supervisor looks for it."""
+    error = {"label": "run error", "problems": [], "exit_code": 4, "rank": 2, "corruption": {"step": 7}}
+    write_json(bench.run.segment(1) / "error.json", error)
+    bench.ends(1, 4)
+    bench.poll()
+    assert bench.poll() == 4
+    assert (bench.run.segment(1) / "error.json").exists()
+    assert len(bench.started) == 3
+
+
+def test_a_group_that_cannot_be_started_again_ends_the_attempt_and_not_the_supervisor(bench, monkeypatch):
+    def no_room(group: int, before: int) -> LocalRanks:
+        raise EnvironmentFault("no space for its log")
+
+    monkeypatch.setattr(bench.all, "_start", no_room)
+    bench.ends(1, -9)
+    bench.poll()
+    assert bench.poll() == EXIT_ENVIRONMENT
+    assert bench.news() == [(1, "lost"), (1, "lost")]
+    assert "no space for its log" in bench.told[1]["reason"]
 
 
 def test_a_new_owner_looks_for_groups_that_were_started_again():

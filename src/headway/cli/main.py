@@ -148,9 +148,18 @@ def run_guarded(arguments: Sequence[str]) -> int:
 
 
 def is_unheard(error: BaseException) -> bool:
-    """The reader of the output has gone: a pipe that is closed, or a terminal (an error of a file names its path)."""
-    lost_terminal = isinstance(error, OSError) and error.errno == errno.EIO and error.filename is None
+    """The reader of the output has gone: a pipe that is closed, or a terminal."""
+    lost_terminal = isinstance(error, OSError) and error.errno == errno.EIO and any(map(is_lost_terminal, (1, 2)))
     return lost_terminal or isinstance(error, BrokenPipeError)
+
+
+def is_lost_terminal(descriptor: int) -> bool:
+    """A disk gives the same error (EIO): a terminal that hung up gives it for nothing at all."""
+    try:
+        os.write(descriptor, b"")
+    except OSError as error:
+        return error.errno == errno.EIO
+    return False
 
 
 def unheard() -> int:

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
 
@@ -101,8 +101,12 @@ def build_capacity(
     sums: dict[str, int] = defaultdict(int)
     shrunk_ns = 0
     here = Devices(there=_world(deployment), asked=_world(deployment))
+    by_step = {segment.id: groups_by_step(segment, steps.get(segment.id, [])) for segment in segments}
     for interval in ledger.intervals:
         here = devices.get(interval.segment, here) if interval.segment is not None else here
+        if interval.segment is not None and interval.step is not None:
+            behind = [count for step, count in by_step.get(interval.segment, ()) if step < interval.step]
+            here = replace(here, there=behind[-1]) if behind else here
         if interval.category in AWAY:
             sums[interval.category.value] += interval.ns * here.asked
             continue
@@ -127,6 +131,12 @@ def devices_by_segment(segments: Sequence[Segment], deployment: Mapping[str, Any
         asked = max(asked, there)
         found[segment.id] = Devices(there=there, asked=asked)
     return found
+
+
+def groups_by_step(segment: Segment, rows: Sequence[dict]) -> list[tuple[int, int]]:
+    """Devices of the replica groups that take part, behind each step at which they changed; empty: all do."""
+    groups, world = segment.layout.get("groups", 1), segment.layout.get("world", 1)
+    return [(row["step"], world // groups * len(row["groups"])) for row in rows if row["kind"] == "groups" and groups > 1]
 
 
 def _world(deployment: Mapping[str, Any]) -> int:

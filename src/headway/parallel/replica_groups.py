@@ -20,7 +20,7 @@ import datetime
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -65,6 +65,10 @@ class GroupPlace:
     @property
     def host(self) -> str:
         return self.store.rpartition(":")[0]
+
+    def all_names(self) -> tuple[str, ...]:
+        """Of all groups, where none was started again."""
+        return tuple(str(replace(self, group=group, start=0)) for group in range(self.groups))
 
     def __str__(self) -> str:
         """As the quorum names the group: the leading one sorts first, and a group that comes back is another."""
@@ -116,7 +120,16 @@ class ReplicaGroups:
         self._exchange = torchft.process_group.ProcessGroupGloo(timeout=_seconds(CONNECT_SECONDS))
         self._quorum_id, self._error, self._refused = -1, "", False
         self.members: list[int] = []  # groups of the newest quorum, in order
-        while not all(self._store.check([_here(group)]) for group in range(place.groups)) and not given_up():
+        self._await_others(given_up)
+
+    def _await_others(self, given_up: Callable[[], object]) -> None:
+        deadline = time.monotonic() + MEETING_SECONDS
+        while missing := [group for group in range(self.place.groups) if not self._store.check([_here(group)])]:
+            if given_up():
+                return
+            if time.monotonic() > deadline:
+                late = ", ".join(map(str, missing))
+                raise _no_quorum(f"after {MEETING_SECONDS:.0f} s group {late} of {self.place.groups} has not come")
             time.sleep(_POLL_SECONDS)
 
     @property

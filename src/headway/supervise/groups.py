@@ -13,14 +13,13 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import os
-import signal
 import time
 from collections.abc import Callable
 from typing import Any
 
-from headway.base.errors import EXIT_CONFIG, ConfigError
+from headway.base.errors import EXIT_CONFIG, EXIT_ENVIRONMENT, ConfigError, HeadwayError
 from headway.rundir.layout import RunDirectory
-from headway.supervise.causes import cause, error_of, status_words
+from headway.supervise.causes import error_of, error_words, own_error, status_words
 from headway.supervise.launcher import (
     LocalRanks,
     ProcessLauncher,
@@ -95,6 +94,8 @@ class GroupedRanks(LocalRanks):
                 self._groups.append(start(group, 0))
         except BaseException:
             self.kill()
+            for started in self._groups:
+                started.close()
             raise
         self._starts, self._deaths = [0] * groups, [0] * groups
         self._there = set(range(groups))  # took part in the newest quorum that is known
@@ -113,7 +114,7 @@ class GroupedRanks(LocalRanks):
             self._end_with(0, statuses[0])
         if self.failed is None and statuses[0] is None and self._served_by.has_died:
             self._tell("lost", 0, "the lighthouse of the replica groups has died, and no group can go on without it")
-            self._end_with(0, -signal.SIGKILL)
+            self._end_with(0, EXIT_ENVIRONMENT)
         if self.failed is None and statuses[0] is None:
             for group, status in enumerate(statuses):
                 if status:  # with 0 it has heard that the leading group is done
@@ -139,16 +140,21 @@ class GroupedRanks(LocalRanks):
         rank = group * self._own + (self._groups[group].failed or 0)
         code, number = (status, None) if status >= 0 else (None, -status)
         words = f"rank {rank} {status_words(code, number)}"
-        detail = cause(self._run, self._segment, rank) if code else ""
+        error = own_error(self._run, self._segment, rank) if code else None
+        detail = error_words(error) if error else ""
         self._deaths[group] += 1
         self._there.discard(group)
         self._tell("lost", group, f"{words}: {detail}" if detail else words, rank=rank, code=code, signal=number)
-        if self._deaths[group] >= MOST_DEATHS or status == EXIT_CONFIG:
-            return self._end_with(group, status)
+        if self._deaths[group] >= MOST_DEATHS or status == EXIT_CONFIG or (error and "corruption" in error):
+            return self._end_with(group, status)  # what was wrong on it went into the sums of all
         self._set_error_aside(group)
         self._groups[group].close()
         self._starts[group] += 1
-        self._groups[group] = self._start(group, self._starts[group])
+        try:
+            self._groups[group] = self._start(group, self._starts[group])
+        except HeadwayError as fault:  # no room for its log, say: an attempt that ends is tried again
+            self._tell("lost", group, f"it cannot be started again: {fault}", rank=rank)
+            return self._end_with(group, fault.exit_code)
         self.ranks = tuple(rank for each in self._groups for rank in each.ranks)
         ranks = [{"pid": one.pid, "start_ticks": one.start_ticks} for one in self._groups[group].ranks]
         self._tell("started", group, "its replica goes on from the state of the others", ranks=ranks)

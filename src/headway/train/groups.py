@@ -20,8 +20,10 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from torch import Tensor
+
 from headway.base.errors import EXIT_OK, EnvironmentFault, HeadwayError, RunError
-from headway.checkpoint.hand_over import receive_state, send_state
+from headway.checkpoint.hand_over import Move, receive_state, send_state
 from headway.checkpoint.saver import Saver
 from headway.parallel.mesh import Axes
 from headway.parallel.replica_groups import GroupPlace, Quorum, ReplicaGroups, group_of
@@ -72,12 +74,19 @@ class Groups(OneGroup):
         self._exchange: ReplicaGroups | None = None
         self._quorum: Quorum | None = None
         self._repeats = False  # the newest step did not count
+        self.waits_since: float | None = None  # monotonic, for the others; None: it computes
 
     @property
     def leads(self) -> bool:  # type: ignore[override]
         return self.place.group == 0
 
     def gather(self, run: TrainRun) -> bool:
+        self.waits_since = time.monotonic()
+        goes_on = self._gather(run)
+        self.waits_since = None
+        return goes_on
+
+    def _gather(self, run: TrainRun) -> bool:
         before = self._quorum
         try:
             exchange = self._open(run)
@@ -92,8 +101,9 @@ class Groups(OneGroup):
             return False
         if self._repeats or before is None or before.names != quorum.names:
             self._divide(run, quorum)
-        if before is not None and before.names != quorum.names:
-            lost, back = set(before.names) - set(quorum.names), set(quorum.names) - set(before.names)
+        known = before.names if before is not None else self.place.all_names()
+        if known != quorum.names:
+            lost, back = set(known) - set(quorum.names), set(quorum.names) - set(known)
             gone, came = sorted(map(group_of, lost)), sorted(map(group_of, back))
             run.log.write("groups", step=run.step, groups=quorum.groups, lost=gone, back=came)
         run.log.mark("productive" if before is not None else "reconfigure")
@@ -138,11 +148,12 @@ class Groups(OneGroup):
     def _hand_over(self, run: TrainRun, exchange: ReplicaGroups, quorum: Quorum) -> None:
         for to in quorum.hands_to:
             told = {"step": run.step, "updates": run.trainee.updates, "spikes": run.spikes.state()}
-            send_state(partial(exchange.send, to=to), run.trainee.own_state(), told)
+            send_state(_ticking(run, partial(exchange.send, to=to)), run.trainee.own_state(), told)
         if quorum.heals_from is None:
             assert not self.is_behind, "the leading group has a state"
             return
-        facts = receive_state(partial(exchange.receive, source=quorum.heals_from), run.trainee.own_state())
+        move = _ticking(run, partial(exchange.receive, source=quorum.heals_from))
+        facts = receive_state(move, run.trainee.own_state())
         run.step, run.trainee.updates = facts["step"], facts["updates"]
         run.trainee.optimizer.restore_step(run.trainee.updates)
         run.spikes.restore(facts["spikes"])
@@ -154,6 +165,16 @@ class Groups(OneGroup):
         assert run.place is not None
         own = digest or run.crew.digest(run.trainee.saved_state(), run.place)
         return [one.decode() for one in exchange.gathered(own.encode())]
+
+
+def _ticking(run: TrainRun, move: Move) -> Move:
+    """A large state that is under way is no hang."""
+
+    def moved(data: Tensor) -> None:
+        run.heart.tick()
+        move(data)
+
+    return moved
 
 
 class Unsaved(Saver):
@@ -177,7 +198,9 @@ class Unsaved(Saver):
 
 def follow(run: TrainRun) -> None:
     """What a group does that does not lead: it computes, adds and obeys. No records, no saves, no evaluations."""
-    threading.Thread(target=_leave_in_the_end, args=(run,), daemon=True, name="farewell").start()
+    assert isinstance(run.groups, Groups), "another group than the leading one"
+    threading.Thread(target=_leave_in_the_end, args=(run, run.groups), daemon=True, name="farewell").start()
+    run.heart.enter(DATA, run.step)
     while run.groups.gather(run):
         batch, waited_ns = run.batches().get(run.step)
         is_new_shape = run.step in (run.segment.restored_step, run.schedule.first_step(run.schedule.place(run.step).stage))
@@ -194,11 +217,13 @@ def follow(run: TrainRun) -> None:
     run.crew.leave()
 
 
-def _leave_in_the_end(run: TrainRun) -> None:
+def _leave_in_the_end(run: TrainRun, groups: Groups) -> None:
     """A quorum that nobody serves any more cannot be left."""
     while not run.stop.own:
         time.sleep(1.0)
-    time.sleep(ASKED_SECONDS)
+    asked = time.monotonic()
+    while (since := groups.waits_since) is None or time.monotonic() - max(since, asked) < ASKED_SECONDS:
+        time.sleep(1.0)
     os._exit(EXIT_OK)
 
 

@@ -47,6 +47,7 @@ def train(run: TrainRun) -> str:
         run.heart.enter(COMPILE if is_new_shape(run) else STEP, run.step)
         result = run.groups.step(run, batch)
         if result is None:
+            run.stop.agree()  # the wish of a step that does not count is not heard
             continue
         run.step += 1
         run.heart.stepped(run.step, waited_ns)
