@@ -234,7 +234,7 @@ def test_the_verbs_reach_an_owner_and_say_what_came(run, capsys):
 
 
 def test_a_pause_is_no_way_to_change_a_run(run, monkeypatch, capsys):
-    monkeypatch.setattr(verbs, "paused_owner", lambda directory: 1)
+    monkeypatch.setattr("headway.cli.stop.paused_owner", lambda directory: 1)  # by name: other tests import verbs anew
     assert run_guarded(["resume", str(run.root), "--mixture", "a=1"]) == 2
     assert "a paused run goes on as it was" in capsys.readouterr().err
 
