@@ -52,7 +52,7 @@ def receive_state(move: Move, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
     if [entry[:3] for entry in entries] != _kinds(tensors):
         raise _refused("it has other tensors than this rank")
     for name, *_, digest in entries:
-        came = torch.empty_like(_bytes(tensors[name]))
+        came = torch.empty(tensors[name].nbytes, dtype=torch.uint8)
         move(came)
         found = came.view(tensors[name].dtype).view_as(tensors[name])
         if tensor_digests({name: found})[name] != digest:

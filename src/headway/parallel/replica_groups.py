@@ -31,8 +31,9 @@ from torch.distributed.distributed_c10d import AllgatherOptions
 from headway.base.errors import ConfigError, EnvironmentFault
 from headway.parallel.group import COLLECTIVE_SECONDS, MEETING_SECONDS, THIS_MACHINE, use_loopback
 
-HEARTBEAT_SECONDS, SILENT_SECONDS = 0.1, 1.0
-"""Of a group's server; without one for so long the lighthouse takes the group for lost."""
+HEARTBEAT_SECONDS, SILENT_SECONDS = 0.1, 3.0
+"""Of a group's server; without one for so long the lighthouse takes the group for lost. On a crowded machine one second was too
+short: groups that lived were left out of a step, and handed the state."""
 CONNECT_SECONDS = 60.0
 """To a server, and among the members of a new quorum."""
 LINGER_SECONDS = 60.0

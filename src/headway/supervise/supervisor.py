@@ -276,9 +276,8 @@ class _Supervisor:
         stated = run.info()["deployment"]
         deployment = self._deployment or deployment_of(run, list(segments.values()))
         layout = self._layout(deployment, choice.step, hosts)
-        end_writers(
-            run, _most_ranks(run), first=layout["world"] // layout.get("groups", 1)
-        )  # nobody comes back for what they hold
+        saving = layout["world"] // layout.get("groups", 1)
+        end_writers(run, _most_ranks(run), first=saving)  # nobody comes back for what the others hold
         reason, transitions = self._reason(bool(segments)), self._transitions(segments, parent, choice.step)
         segment = Segment(
             id=max({newest_id(run), *saving_segments(run)}) + 1,

@@ -99,7 +99,7 @@ class Groups(OneGroup):
         if run.crew.anybody(exchange.told(GO_ON) == IS_DONE):
             self._all_digests(run, exchange, None)
             return False
-        if self._repeats or before is None or before.names != quorum.names:
+        if self._repeats or quorum.heals_from is not None or before is None or before.names != quorum.names:
             self._divide(run, quorum)
         known = before.names if before is not None else self.place.all_names()
         if known != quorum.names:
@@ -154,7 +154,8 @@ class Groups(OneGroup):
             return
         move = _ticking(run, partial(exchange.receive, source=quorum.heals_from))
         facts = receive_state(move, run.trainee.own_state())
-        run.step, run.trainee.updates = facts["step"], facts["updates"]
+        run.step = run.first_step = facts["step"]
+        run.trainee.updates = facts["updates"]
         run.trainee.optimizer.restore_step(run.trainee.updates)
         run.spikes.restore(facts["spikes"])
         run.trainee.compute.refresh()
@@ -203,8 +204,7 @@ def follow(run: TrainRun) -> None:
     run.heart.enter(DATA, run.step)
     while run.groups.gather(run):
         batch, waited_ns = run.batches().get(run.step)
-        is_new_shape = run.step in (run.segment.restored_step, run.schedule.first_step(run.schedule.place(run.step).stage))
-        run.heart.enter(COMPILE if is_new_shape else STEP, run.step)
+        run.heart.enter(COMPILE if run.is_new_shape else STEP, run.step)
         result = run.groups.step(run, batch)
         if result is None:
             continue

@@ -44,7 +44,7 @@ def train(run: TrainRun) -> str:
             break
         batch, waited_ns = run.batches().get(run.step)
         run.log.mark("data_stall")
-        run.heart.enter(COMPILE if is_new_shape(run) else STEP, run.step)
+        run.heart.enter(COMPILE if run.is_new_shape else STEP, run.step)
         result = run.groups.step(run, batch)
         if result is None:
             run.stop.agree()  # the wish of a step that does not count is not heard
@@ -67,11 +67,6 @@ def train(run: TrainRun) -> str:
             save(run)
     conclude(run)
     return end(run)
-
-
-def is_new_shape(run: TrainRun) -> bool:
-    """The first step of a segment and of a stage: whatever is compiled or tuned is made ready in it."""
-    return run.step in (run.segment.restored_step, run.schedule.first_step(run.schedule.place(run.step).stage))
 
 
 def ends_soundly(run: TrainRun, result: StepResult) -> bool:

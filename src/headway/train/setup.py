@@ -114,6 +114,7 @@ class TrainRun:
     phases_ns: dict[str, int] = field(default_factory=dict)  # of the start
     unwatch: Callable[[], None] = lambda: None  # ends the timing of waits
     step: int = 0
+    first_step: int = 0  # that this process began with
     committed_step: int = 0  # of the newest checkpoint that is known to be committed
     ordinal: int = 0  # of the newest save along the chain, counted from 1; one that failed gives its number back
     save_error: str = ""  # of the newest save that failed
@@ -124,6 +125,11 @@ class TrainRun:
     @property
     def segment(self) -> Segment:
         return self.chain[-1]
+
+    @property
+    def is_new_shape(self) -> bool:
+        """The first step of a process and of a stage: whatever is compiled or tuned is made ready in it."""
+        return self.step in (self.first_step, self.schedule.first_step(self.schedule.place(self.step).stage))
 
     @cached_property
     def token_bytes(self) -> np.ndarray:
@@ -288,7 +294,8 @@ def restore(run: TrainRun) -> None:
         loaded = load_state(run.directory.checkpoints / name, run.trainee.state(), sources)
         manifest, from_memory = loaded.manifest, bool(loaded.from_memory)
         check_cursor(run, manifest)
-        run.step, run.trainee.updates = manifest.step, manifest.state["updates"]
+        run.step = run.first_step = manifest.step
+        run.trainee.updates = manifest.state["updates"]
         run.committed_step, run.ordinal = manifest.step, manifest.state.get("ordinal", 0)
         run.trainee.optimizer.restore_step(run.trainee.updates)
         run.spikes.restore(manifest.state.get("spikes"))
